@@ -16,6 +16,7 @@ import torch
 
 from clearhead.inference.run import Run
 from clearhead.page.describe import NUM_EXAMPLES, choose_examples, describe_run, weights_of
+from clearhead.tasks.images import Mnist
 from clearhead.viewer import pack_tensors, to_half
 
 FOLDER = Path(__file__).parents[1] / "src/clearhead/page/files"
@@ -25,7 +26,7 @@ SOURCE = "clearhead.page.describe.shipped_model()"
 
 def main(path: str) -> None:
     run = Run(path)
-    if run.task.name != "mnist":
+    if not isinstance(run.task, Mnist):
         raise SystemExit(f"{path} was trained on {run.task.name}; train the recipe mnist")
     weights = {name: to_half(array) for name, array in weights_of(run.model).items()}
     with torch.no_grad():

@@ -9,7 +9,10 @@ import { ALL_HEADS, READOUT, patchMap, tokenLayout } from "../../src/clearhead/v
 const entry = (table, i) => Array.from(table.subarray(3 * i, 3 * i + 3));
 
 test("the sequential scales are monotonic in lightness", () => {
-  for (const [table, sign] of [[colors.GLOW, 1], [colors.AMBER_LIGHT, -1]]) {
+  for (const [table, sign] of [
+    [colors.GLOW, 1],
+    [colors.AMBER_LIGHT, -1],
+  ]) {
     for (let i = 4; i < 256; i += 4) {
       const step = colors.lightnessOf(entry(table, i)) - colors.lightnessOf(entry(table, i - 4));
       assert.ok(sign * step > 0, `entry ${i}`);
@@ -67,10 +70,20 @@ test("arrow keys stay inside of the grid", () => {
 
 test("heads are sorted by a value, and those without one come last", () => {
   const order = layout.orderHeads([2, 2], [0.5, NaN, 0.1, 0.9]);
-  assert.deepEqual(order.map(({ layer, head }) => 2 * layer + head), [2, 0, 3, 1]);
+  assert.deepEqual(
+    order.map(({ layer, head }) => 2 * layer + head),
+    [2, 0, 3, 1],
+  );
   const descending = layout.orderHeads([2, 2], [0.5, NaN, 0.1, 0.9], true);
-  assert.deepEqual(descending.map(({ layer, head }) => 2 * layer + head), [3, 0, 2, 1]);
-  assert.deepEqual(layout.orderHeads([1, 2], null), [{ layer: 0, head: 0 }, { layer: 1, head: 0 }, { layer: 1, head: 1 }]);
+  assert.deepEqual(
+    descending.map(({ layer, head }) => 2 * layer + head),
+    [3, 0, 2, 1],
+  );
+  assert.deepEqual(layout.orderHeads([1, 2], null), [
+    { layer: 0, head: 0 },
+    { layer: 1, head: 0 },
+    { layer: 1, head: 1 },
+  ]);
 });
 
 const WALL = { gap: 12, caption: 20, label: 22, minSize: 20, goodSize: 84, maxSize: 128 };
@@ -81,7 +94,10 @@ test("the wall fits into its width, and no two cells overlap", () => {
       const blocks = layout.wallBlocks(width, counts, WALL);
       const rows = layout.wallRows(width, layout.orderHeads(counts, null), blocks.size, WALL);
       for (const { cells, height } of [blocks, rows]) {
-        assert.equal(cells.length, counts.reduce((a, b) => a + b));
+        assert.equal(
+          cells.length,
+          counts.reduce((a, b) => a + b),
+        );
         const places = new Set(cells.map(({ x, y }) => `${x} ${y}`));
         assert.equal(places.size, cells.length);
         for (const { x, y, size } of cells) {
@@ -126,7 +142,10 @@ test("the slider of beta has zero, the model's own value and infinity", () => {
 test("of many classes, the most probable are shown", () => {
   const probabilities = Float32Array.from({ length: 100 }, (_, i) => (i * 37) % 100);
   const shown = layout.shownClasses(probabilities, 10);
-  assert.deepEqual(shown.map((i) => probabilities[i]), [99, 98, 97, 96, 95, 94, 93, 92, 91, 90]);
+  assert.deepEqual(
+    shown.map((i) => probabilities[i]),
+    [99, 98, 97, 96, 95, 94, 93, 92, 91, 90],
+  );
   assert.deepEqual(layout.shownClasses([0.2, 0.5, 0.3], 10), [0, 1, 2]);
   const top = layout.topTwo([0.2, 0.5, 0.3]);
   assert.deepEqual([top.first, top.second], [1, 2]);

@@ -28,6 +28,7 @@ const FULL = {
     { erase: true, points: [5, 7] },
   ],
   example: 17,
+  filter: { label: 3, mistakes: true, uncertain: true },
   picture: null,
   center: false,
   layer: 1,
@@ -71,11 +72,16 @@ test("a small picture is kept, and a large one is not", () => {
 
 test("the default state has an empty text, and an empty text is the default state", () => {
   assert.equal(encodeState(defaultState(DESCRIPTION), DESCRIPTION), "");
-  for (const text of ["", "#", "&", "=", "#&&==&"]) assert.deepEqual(decodeState(text, DESCRIPTION), defaultState(DESCRIPTION));
+  for (const text of ["", "#", "&", "=", "#&&==&"])
+    assert.deepEqual(decodeState(text, DESCRIPTION), defaultState(DESCRIPTION));
 });
 
 test("values out of range become defaults", () => {
-  const state = decodeState("#l=9&h=9&q=99.-5.x&e=-1&x=49.1e9.3&z=0-7z.5-0z.0-0q&b=-3&a=9.1.1&o=q&s=constructor", DESCRIPTION, 10);
+  const state = decodeState(
+    "#l=9&h=9&q=99.-5.x&e=-1&x=49.1e9.3&z=0-7z.5-0z.0-0q&b=-3&a=9.1.1&o=q&f=99mu&f=12&s=constructor",
+    DESCRIPTION,
+    10,
+  );
   const expected = defaultState(DESCRIPTION);
   assert.deepEqual(state, { ...expected, edits: { ...expected.edits, hiddenPatches: [3] } });
   assert.equal(decodeState("e=10", DESCRIPTION, 10).example, 0);

@@ -30,7 +30,8 @@ test("long steps are split on the straight line", () => {
 });
 
 test("malformed strokes are left out", () => {
-  for (const text of ["", ".", "p", "pAB", "xAAAA", "pAAA!", "pAAAAA", "..pé"]) assert.deepEqual(decodeStrokes(text), [], text);
+  for (const text of ["", ".", "p", "pAB", "xAAAA", "pAAA!", "pAAAAA", "..pé"])
+    assert.deepEqual(decodeStrokes(text), [], text);
   assert.equal(decodeStrokes("junk.p0A0A.").length, 1);
 });
 
@@ -50,7 +51,12 @@ test("the eraser removes ink, and an empty pad is empty", () => {
 
 test("centering puts the center of mass into the middle, wherever and however large a digit is drawn", () => {
   const shape = [0, 0, 30, 10, 60, 50, 20, 90];
-  for (const [dx, dy, scale] of [[20, 30, 1], [150, 140, 1], [30, 20, 2.4], [100, 100, 1.1]]) {
+  for (const [dx, dy, scale] of [
+    [20, 30, 1],
+    [150, 140, 1],
+    [30, 20, 2.4],
+    [100, 100, 1.1],
+  ]) {
     const points = shape.map((value, i) => Math.round(scale * value) + (i % 2 ? dy : dx));
     const { pixels, transform } = drawingToImage([line(...points)], SIZE, true);
     const [x, y] = centerOfMass(pixels);

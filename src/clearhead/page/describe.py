@@ -17,6 +17,7 @@ import numpy as np
 
 from clearhead.messages import printable
 from clearhead.models.config import VisionConfig
+from clearhead.tasks.images import ImageTask
 from clearhead.training.run_summary import error_text
 from clearhead.viewer import Description, InputSpec, LayerInfo, document, pack_tensors, to_half
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from clearhead.models.vit import VisionTransformer
     from clearhead.tasks.report import Example
 
-MNIST_NOTICE = (
-    "The example digits are from the MNIST database by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, "
-    "licensed under Creative Commons Attribution-Share Alike 3.0 (https://creativecommons.org/licenses/by-sa/3.0/)."
-)
 NUM_EXAMPLES = 150
 MAX_EXAMPLE_BYTES = 400_000
 SCORED_EXAMPLES = 1000
@@ -47,12 +44,13 @@ def describe_run(run: "Run") -> Description:
     """A run of a VisionTransformer, for the browser."""
     from clearhead.models.vit import VisionTransformer
 
-    if not isinstance(run.model, VisionTransformer) or run.normalize is None:
+    task = run.task
+    if not isinstance(run.model, VisionTransformer) or not isinstance(task, ImageTask) or run.normalize is None:
         raise ValueError(
             f"the page shows models of images so far, and {run.path} takes {run.task.input_kind}; "
             f"try: clearhead look {run.path} --sample 0 --html attention.html"
         )
-    spec = vision_input(run.model.config, run.normalize.mean, run.normalize.std, draw=run.task.name == "mnist")
+    spec = vision_input(run.model.config, run.normalize.mean, run.normalize.std, draw=task.can_be_drawn)
     source = f"clearhead.open_run({str(run.path)!r}).model"
     return describe_vision(run.model, spec, title=printable(run.path.name), source=source, classes=run.classes)
 
@@ -275,7 +273,7 @@ def export_html(run: "Run", warn: Callable[[str], None] = print) -> str:
     """One HTML file with the model of an image run in float16 and some of its test images."""
     description = describe_run(run)
     weights = {name: to_half(array) for name, array in weights_of(run.model).items()}
-    notice = MNIST_NOTICE if run.task.name == "mnist" else ""
+    notice = run.task.license_notice if isinstance(run.task, ImageTask) else ""
     tensors = pack_tensors(weights | run_examples(run, warn))
     return document(description, tensors, title=f"{description.title} · Clearhead", notice=notice)
 

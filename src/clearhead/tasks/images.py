@@ -33,6 +33,10 @@ class ImageTask(Task):
     input_kind: ClassVar[str] = "images"
     input_option: ClassVar[Literal["image", "ids", "text"]] = "image"
     unit: ClassVar[str] = "images"
+    can_be_drawn: ClassVar[bool] = False
+    """whether visitors of the page can draw an input: gray, white on black"""
+    license_notice: ClassVar[str] = ""
+    """what files that contain images of this data set must say"""
 
     fit: Fit = "pad"
     """how an image is made square, in training and in prediction: pad it with the color of its border, crop the
@@ -137,6 +141,11 @@ class Mnist(ImageTask):
     name: ClassVar[str] = "mnist"
     description: ClassVar[str] = "70,000 handwritten digits, 28 x 28"
     origin: ClassVar[Origin] = "embedded"
+    can_be_drawn: ClassVar[bool] = True
+    license_notice: ClassVar[str] = (
+        "The example digits are from the MNIST database by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, "
+        "licensed under Creative Commons Attribution-Share Alike 3.0 (https://creativecommons.org/licenses/by-sa/3.0/)."
+    )
     image_size: ClassVar[int] = 28
     in_channels: ClassVar[int] = 1
     num_classes: ClassVar[int] = 10

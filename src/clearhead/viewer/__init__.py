@@ -147,11 +147,16 @@ def asset_names() -> tuple[str, ...]:
 
 @cache
 def asset(name: str) -> str:
-    """A file of the viewer, without its comments."""
+    """A file of the viewer, without comments and indentation."""
     if name not in asset_names():
         raise LookupError(f"the viewer has no file {name!r:.60}")
     text = (FOLDER / name).read_text(encoding="utf-8")
-    return compact(text, name) if name.endswith(".js") else re.sub(r"/\*.*?\*/\n?", "", text, flags=re.DOTALL)
+    return compact(text, name) if name.endswith(".js") else compact_css(text)
+
+
+def compact_css(text: str) -> str:
+    """A style sheet without comments, indentation and empty lines."""
+    return re.sub(r"\n\s*", "\n", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)).strip() + "\n"
 
 
 @cache
@@ -276,7 +281,7 @@ def viewer_frame(document: str, image: bytes) -> str:
     """
     picture = base64.b64encode(image).decode()
     return (
-        '<div style="display: grid">'
+        '<div class="clearhead-viewer" style="display: grid">'
         f'<img style="grid-area: 1 / 1; max-width: 100%" alt="Attention of every layer (rows) and head (columns)" '
         f'src="data:image/png;base64,{picture}">'
         f'<iframe style="grid-area: 1 / 1; z-index: 1; width: 100%; height: {FRAME_HEIGHT}px; border: 0; '

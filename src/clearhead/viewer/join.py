@@ -115,8 +115,7 @@ def parse_module(name: str, source: str) -> Module:
     imports: dict[str, tuple[str, ...]] = {}
     exports, pieces, copied = [], [], 0
     for i, token in enumerate(tokens):
-        is_statement = token.text in ("import", "export", "await") and (i == 0 or tokens[i - 1].text != ".")
-        if not is_statement or (token.depth and token.text != "import"):
+        if not is_module_keyword(tokens, i):
             continue
         end = next((j for j in range(i, len(tokens)) if tokens[j].text == ";" and tokens[j].depth == 0), -1)
         statement = " ".join(part.text for part in tokens[i : end + 1 or None])
@@ -135,6 +134,14 @@ def parse_module(name: str, source: str) -> Module:
         pieces += [source[copied : token.start], replacement]
         copied = after
     return Module(name, "".join([*pieces, source[copied:]]), imports, tuple(exports))
+
+
+def is_module_keyword(tokens: Sequence[Token], i: int) -> bool:
+    """Whether a token is an `import`, or an `export` or `await` at the top level, and not the name of a property."""
+    before, after = (tokens[j].text if 0 <= j < len(tokens) else "" for j in (i - 1, i + 1))
+    if before == "." or after == ":":
+        return False
+    return tokens[i].text == "import" or (tokens[i].text in ("export", "await") and not tokens[i].depth)
 
 
 def in_dependency_order(modules: Mapping[str, Module], entries: Sequence[str]) -> list[Module]:

@@ -64,7 +64,14 @@ export function createAggregates(session, menu) {
       "figure",
       { class: "ch-aggregate", "data-method": method },
       canvas,
-      node("figcaption", {}, node("h3", {}, title), node("p", {}, what), node("p", { class: "ch-limit" }, limit), effect),
+      node(
+        "figcaption",
+        {},
+        node("h3", {}, title),
+        node("p", {}, what),
+        node("p", { class: "ch-limit" }, limit),
+        effect,
+      ),
       node("div", { class: "ch-colorbar" }, low, strip, high),
     );
     return { element: card, method, canvas, strip, low, high, effect };
@@ -78,7 +85,8 @@ export function createAggregates(session, menu) {
     const { grid, input } = session.description;
     const size = canvas.clientWidth;
     const context = fitCanvas(canvas, size, size);
-    const map = session.input.empty ? undefined : session.attributions.get(method);
+    const map = session.input.empty ? undefined : session.shownAttributions.get(method);
+    canvas.classList.toggle("ch-stale-map", Boolean(map) && !session.attributions.has(method));
     const isSigned = method === "occlusion";
     const table = isSigned ? SIGNED_DARK : GLOW;
     drawColorBar(strip, table);
@@ -111,7 +119,7 @@ export function createAggregates(session, menu) {
   /** @param {Method} method @param {Float32Array | undefined} map */
   function describeEffect(method, map) {
     const occlusion = session.attributions.get("occlusion");
-    if (!map || !occlusion) return " ";
+    if (!map || !occlusion || !session.attributions.has(method)) return " ";
     const change = -occlusion[indexOfMax(map)];
     const now = session.probabilities[session.target];
     return `Its top patch hidden: ${percent(now)} → ${percent(now + change)}`;
@@ -127,7 +135,10 @@ export function createAggregates(session, menu) {
       [ghost.width, ghost.height] = [spec.width, spec.height];
       contextOf(ghost).putImageData(image, 0, 0);
     }
-    setText(target, session.input.empty || !session.probabilities.length ? "" : `for class ${session.className(session.target)}`);
+    setText(
+      target,
+      session.input.empty || !session.probabilities.length ? "" : `for P(${session.className(session.target)})`,
+    );
     cards.forEach(drawCard);
   }
 

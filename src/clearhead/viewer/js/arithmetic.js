@@ -46,10 +46,17 @@ export function explainCell(steps, matrix, row, column, projection = null) {
   const at = { matrix, row, column, value };
   const { q, k, v, scores, weights, out, beta } = steps;
   const width = (/** @type {Tensor} */ tensor) => tensor.shape[1];
-  const rowOf = (/** @type {Tensor} */ tensor, /** @type {number} */ i) => tensor.data.subarray(i * width(tensor), (i + 1) * width(tensor));
+  const rowOf = (/** @type {Tensor} */ tensor, /** @type {number} */ i) =>
+    tensor.data.subarray(i * width(tensor), (i + 1) * width(tensor));
   switch (matrix) {
     case "scores":
-      return { ...at, over: "dimension", ...sumTerms(products(rowOf(q, row), rowOf(k, column))), numerator: null, isReplaced: false };
+      return {
+        ...at,
+        over: "dimension",
+        ...sumTerms(products(rowOf(q, row), rowOf(k, column))),
+        numerator: null,
+        isReplaced: false,
+      };
     case "scaled": {
       const factors = [beta, scores.data[row * width(scores) + column]];
       const term = { index: 0, factors, value };
@@ -61,7 +68,13 @@ export function explainCell(steps, matrix, row, column, projection = null) {
       return { ...at, ...explainWeight(steps, row, column, value) };
     case "out": {
       const column_ = range(v.shape[0]).map((key) => v.data[key * width(v) + column]);
-      return { ...at, over: "key", ...sumTerms(products(rowOf(weights, row), column_)), numerator: null, isReplaced: false };
+      return {
+        ...at,
+        over: "key",
+        ...sumTerms(products(rowOf(weights, row), column_)),
+        numerator: null,
+        isReplaced: false,
+      };
     }
     case "projected": {
       if (!projection) return null;
@@ -81,7 +94,7 @@ export function explainCell(steps, matrix, row, column, projection = null) {
 export function matrixOf(steps, name) {
   if (name === "scaled") return { shape: steps.scores.shape, data: scaledScores(steps) };
   if (name === "mask") return steps.mask && { shape: steps.scores.shape, data: steps.mask };
-  return steps[name];
+  return steps[name] ?? null;
 }
 
 /**
@@ -106,7 +119,11 @@ function explainWeight(steps, row, column, value) {
   const scaled = scaledScores(steps).subarray(row * keys, (row + 1) * keys);
   const max = scaled.reduce((a, b) => Math.max(a, b), -Infinity);
   const power = (/** @type {number} */ x) => (Number.isFinite(steps.beta) ? Math.exp(x - max) : Number(x === max));
-  const terms = Array.from(scaled, (x, index) => ({ index, factors: [x - max], value: x === -Infinity ? 0 : power(x) }));
+  const terms = Array.from(scaled, (x, index) => ({
+    index,
+    factors: [x - max],
+    value: x === -Infinity ? 0 : power(x),
+  }));
   const { value: numerator } = terms[column];
   const sum = sumTerms(terms);
   const isReplaced = Math.abs(numerator / (sum.sum || 1) - value) > 1e-4;

@@ -44,7 +44,10 @@ export function createBars(session) {
     setText(name, ready ? session.className(first) : "–");
     name.classList.toggle("ch-long", session.className(first).length > 2);
     setText(probability, ready ? percent(probabilities[first]) : "");
-    setText(margin, ready && second >= 0 ? `${(100 * difference).toFixed(1)} points ahead of ${session.className(second)}` : "");
+    setText(
+      margin,
+      ready && second >= 0 ? `${(100 * difference).toFixed(1)} points ahead of ${session.className(second)}` : "",
+    );
     rows.forEach((row, i) => {
       const index = classes[i];
       row.element.hidden = index === undefined;

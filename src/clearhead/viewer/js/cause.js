@@ -29,12 +29,27 @@ export function createCause(session, actions, menu) {
   const headName = node("p", { class: "ch-cause-head" });
   const headEffect = node("p", { class: "ch-measured" });
   const button = (/** @type {string} */ text, /** @type {"zero" | "uniform"} */ pattern, /** @type {string} */ title) =>
-    node("button", { type: "button", class: "ch-button", title, click: () => actions.editHead(session.layer, session.state.head, pattern) }, text);
+    node(
+      "button",
+      {
+        type: "button",
+        class: "ch-button",
+        title,
+        click: () => actions.editHead(session.layer, session.state.head, pattern),
+      },
+      text,
+    );
   const zero = button("Set to zero", "zero", "The head contributes nothing (Z on the wall)");
   const uniform = button("Make uniform", "uniform", "The head attends to all keys equally (U on the wall)");
 
   const betaValue = node("output", { class: "ch-beta-value" });
-  const slider = node("input", { type: "range", min: "0", max: String(BETA_STEPS), step: "1", "aria-label": "Inverse temperature beta" });
+  const slider = node("input", {
+    type: "range",
+    min: "0",
+    max: String(BETA_STEPS),
+    step: "1",
+    "aria-label": "Inverse temperature beta",
+  });
   const own = { value: /** @type {number | null} */ (null) };
   const setBeta = (/** @type {boolean} */ push) => {
     if (own.value === null) return;
@@ -56,7 +71,11 @@ export function createCause(session, actions, menu) {
     { class: "ch-cause-group" },
     node("h3", {}, "Inverse temperature β of all heads", betaValue),
     node("div", { class: "ch-beta" }, slider, ticks),
-    node("p", { class: "ch-note" }, "At β = 0 every head attends to all keys equally; at β = ∞ only to the key with the largest score."),
+    node(
+      "p",
+      { class: "ch-note" },
+      "At β = 0 every head attends to all keys equally; at β = ∞ only to the key with the largest score.",
+    ),
   );
 
   const chips = node("div", { class: "ch-chips", role: "list", "aria-label": "Active edits" });
@@ -68,13 +87,14 @@ export function createCause(session, actions, menu) {
     panelHead("Cause", node("span", { class: "ch-note" }, "Change it and measure."), menu),
     node(
       "div",
-      { class: "ch-cause-group ch-active" },
-      node("h3", {}, "Active edits", reset),
-      chips,
-      outcome,
+      { class: "ch-cause-group" },
+      node("h3", {}, "Selected head"),
+      headName,
+      node("div", { class: "ch-row" }, zero, uniform),
+      headEffect,
     ),
-    node("div", { class: "ch-cause-group" }, node("h3", {}, "Selected head"), headName, node("div", { class: "ch-row" }, zero, uniform), headEffect),
     beta,
+    node("div", { class: "ch-cause-group ch-active" }, node("h3", {}, "Active edits", reset), chips, outcome),
   );
   let shown = "";
 
@@ -87,9 +107,16 @@ export function createCause(session, actions, menu) {
       ...edits.maskedPatches.map((p) => ({ text: `Masked: ${patchName(p, grid)}`, remove: () => actions.mask(p) })),
       ...edits.heads.map((e) => ({
         text: `${e.layer}, head ${e.head}: ${e.pattern}`,
-        remove: () => actions.editHead(session.layers.findIndex(({ name }) => name === e.layer), e.head, e.pattern),
+        remove: () =>
+          actions.editHead(
+            session.layers.findIndex(({ name }) => name === e.layer),
+            e.head,
+            e.pattern,
+          ),
       })),
-      ...(edits.beta === null ? [] : [{ text: `β = ${shortNumber(edits.beta)}`, remove: () => session.updateEdits({ beta: null }) }]),
+      ...(edits.beta === null
+        ? []
+        : [{ text: `β = ${shortNumber(edits.beta)}`, remove: () => session.updateEdits({ beta: null }) }]),
     ];
   }
 
@@ -100,9 +127,20 @@ export function createCause(session, actions, menu) {
     if (key === shown && chips.childElementCount) return;
     shown = key;
     const items = edits.map(({ text, remove }) =>
-      node("span", { class: "ch-chip", role: "listitem" }, text, node("button", { type: "button", "aria-label": `Remove: ${text}`, title: "Remove", click: remove }, icon("close"))),
+      node(
+        "span",
+        { class: "ch-chip", role: "listitem" },
+        text,
+        node(
+          "button",
+          { type: "button", "aria-label": `Remove: ${text}`, title: "Remove", click: remove },
+          icon("close"),
+        ),
+      ),
     );
-    chips.replaceChildren(...(items.length ? items : [node("span", { class: "ch-note" }, "None. Hide a patch, edit a head or change β.")]));
+    chips.replaceChildren(
+      ...(items.length ? items : [node("span", { class: "ch-note" }, "None. Hide a patch, edit a head or change β.")]),
+    );
   }
 
   function describeOutcome() {
@@ -111,8 +149,12 @@ export function createCause(session, actions, menu) {
     const after = indexOfMax(session.probabilities);
     const name = session.className(before);
     const change = session.probabilities[before] - session.baseline[before];
-    const flipped = after === before ? "" : ` The prediction is now ${session.className(after)} (${percent(session.probabilities[after])}).`;
-    return `P(${name}): ${percent(session.baseline[before])} → ${percent(session.probabilities[before])} (${signed(change)}).${flipped}`;
+    const flipped =
+      after === before
+        ? ""
+        : ` The prediction is now ${session.className(after)} (${percent(session.probabilities[after])}).`;
+    const [from, to] = [percent(session.baseline[before]), percent(session.probabilities[before])];
+    return `P(${name}): ${from} → ${to} (${signed(change)}).${flipped}`;
   }
 
   /** @param {Set<Change>} changes */
@@ -124,7 +166,9 @@ export function createCause(session, actions, menu) {
     const name = session.layers[layer]?.name;
     const count = session.layers[layer]?.heads ?? 0;
     const has = (/** @type {string} */ pattern) => {
-      const found = edits.heads.filter((e) => e.layer === name && e.pattern === pattern && (head === ALL_HEADS || e.head === head));
+      const found = edits.heads.filter(
+        (e) => e.layer === name && e.pattern === pattern && (head === ALL_HEADS || e.head === head),
+      );
       return String(found.length > 0 && found.length === (head === ALL_HEADS ? count : 1));
     };
     zero.setAttribute("aria-pressed", has("zero"));
@@ -137,7 +181,10 @@ export function createCause(session, actions, menu) {
     if (own.value === null) return;
     slider.value = String(edits.beta === null ? BETA_STEPS / 2 : betaPosition(edits.beta, own.value));
     setText(betaValue, `β = ${shortNumber(edits.beta ?? own.value)}`);
-    slider.setAttribute("aria-valuetext", edits.beta === null ? `${shortNumber(own.value)}, the model's own` : shortNumber(edits.beta));
+    slider.setAttribute(
+      "aria-valuetext",
+      edits.beta === null ? `${shortNumber(own.value)}, the model's own` : shortNumber(edits.beta),
+    );
     ownTick.textContent = session.description.config?.beta ? shortNumber(own.value) : "1/√D";
   }
 
@@ -146,7 +193,8 @@ export function createCause(session, actions, menu) {
     if (!effects) return session.input.empty ? "" : session.measuresWait ? "" : "Measuring …";
     const target = session.className(session.target);
     const at = session.headIndex(session.layer, 0);
-    if (session.state.head !== ALL_HEADS) return `Set to zero, it changes P(${target}) by ${signed(effects[at + session.state.head], 3)}.`;
+    if (session.state.head !== ALL_HEADS)
+      return `Set to zero, it changes P(${target}) by ${signed(effects[at + session.state.head], 3)}.`;
     const own = effects.subarray(at, at + (session.layers[session.layer]?.heads ?? 0));
     if (!own.length) return "";
     const strongest = indexOfMax(own.map(Math.abs));

@@ -71,8 +71,28 @@ function interpolate(points, t) {
 
 /** From black through ember to pale gold: attention as light, on a dark map in either theme. */
 export const GLOW = tabulate((t) => {
-  const chroma = interpolate([[0, 0.012], [0.18, 0.085], [0.55, 0.155], [0.8, 0.15], [1, 0.085]], t);
-  return oklchToRgb(0.17 + 0.79 * t, chroma, interpolate([[0, 45], [0.5, 58], [1, 96]], t));
+  const chroma = interpolate(
+    [
+      [0, 0.012],
+      [0.18, 0.085],
+      [0.55, 0.155],
+      [0.8, 0.15],
+      [1, 0.085],
+    ],
+    t,
+  );
+  return oklchToRgb(
+    0.17 + 0.79 * t,
+    chroma,
+    interpolate(
+      [
+        [0, 45],
+        [0.5, 58],
+        [1, 96],
+      ],
+      t,
+    ),
+  );
 });
 
 /**
@@ -95,7 +115,9 @@ export const SIGNED_DARK = diverging(true);
 export const SIGNED_LIGHT = diverging(false);
 
 /** From the page's background to deep amber, for matrices of weights in the light theme. */
-export const AMBER_LIGHT = tabulate((t) => oklchToRgb(0.975 - 0.56 * t, 0.008 + 0.13 * Math.sin(Math.PI * (0.08 + 0.6 * t)), 88 - 38 * t));
+export const AMBER_LIGHT = tabulate((t) =>
+  oklchToRgb(0.975 - 0.56 * t, 0.008 + 0.13 * Math.sin(Math.PI * (0.08 + 0.6 * t)), 88 - 38 * t),
+);
 
 /**
  * A color of a table as text.

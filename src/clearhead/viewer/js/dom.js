@@ -45,7 +45,8 @@ export function svgNode(tag, props = {}, ...children) {
 function applyProps(element, props) {
   for (const [name, value] of Object.entries(props)) {
     if (typeof value === "function") element.addEventListener(name, value);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : String(value));
+    else if (value !== null && value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : String(value));
   }
 }
 
@@ -59,15 +60,11 @@ const ICONS = {
   menu: "M12 5.5v.01M12 12v.01M12 18.5v.01",
   close: "M6.5 6.5l11 11M17.5 6.5l-11 11",
   replay: "M5 12a7 7 0 1 0 2.2-5.1M5 4.5v4h4",
-  sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2.5v2M12 19.5v2M2.5 12h2M19.5 12h2M5.3 5.3l1.4 1.4M17.3 17.3l1.4 1.4M18.7 5.3l-1.4 1.4M6.7 17.3l-1.4 1.4",
-  moon: "M19.5 14.5A8 8 0 0 1 9.5 4.5a8 8 0 1 0 10 10z",
   auto: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16M12 8h5.5M12 12h7.5M12 16h5.5",
   help: "M9 9.2a3 3 0 1 1 4.2 2.8c-.8.4-1.2 1-1.2 2M12 17.5v.01M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18z",
   link: "M10 14a4 4 0 0 0 6 .5l3-3a4.2 4.2 0 0 0-6-6l-1 1M14 10a4 4 0 0 0-6-.5l-3 3a4.2 4.2 0 0 0 6 6l1-1",
-  upload: "M12 15.5V4.5M7.5 9L12 4.5 16.5 9M4.5 15.5v4h15v-4",
   previous: "M14.5 6l-6 6 6 6",
   next: "M9.5 6l6 6-6 6",
-  check: "M5 12.5l4.5 4.5L19 7.5",
 };
 
 /**
@@ -87,7 +84,11 @@ export function icon(name) {
  * @param {Props} [props]
  */
 export function iconButton(name, label, onClick, props = {}) {
-  const button = node("button", { type: "button", class: "ch-icon-button", "aria-label": label, title: label, ...props }, icon(name));
+  const button = node(
+    "button",
+    { type: "button", class: "ch-icon-button", "aria-label": label, title: label, ...props },
+    icon(name),
+  );
   button.addEventListener("click", onClick);
   return button;
 }
@@ -147,7 +148,11 @@ export function checkbox(label, title, onChange) {
  * @param {(value: T) => void} onChange
  */
 export function dropdown(label, options, onChange) {
-  const select = node("select", { "aria-label": label }, ...options.map(([value, text]) => node("option", { value }, text)));
+  const select = node(
+    "select",
+    { "aria-label": label },
+    ...options.map(([value, text]) => node("option", { value }, text)),
+  );
   select.addEventListener("change", () => onChange(/** @type {T} */ (select.value)));
   const element = node("label", { class: "ch-select" }, node("span", {}, label), select);
   return { element, select };
@@ -178,12 +183,17 @@ export function contextOf(canvas) {
   return context;
 }
 
+/** @type {WeakMap<HTMLCanvasElement, import("./colors.js").ColorTable>} */
+const shownTables = new WeakMap();
+
 /**
  * A horizontal strip with all colors of a table.
  * @param {HTMLCanvasElement} canvas
  * @param {import("./colors.js").ColorTable} table
  */
 export function drawColorBar(canvas, table) {
+  if (shownTables.get(canvas) === table) return;
+  shownTables.set(canvas, table);
   const image = new ImageData(256, 1);
   for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
   [canvas.width, canvas.height] = [256, 1];

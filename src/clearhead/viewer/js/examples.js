@@ -3,6 +3,7 @@
  */
 
 import { contextOf, dropdown, checkbox, iconButton, node, segmented, setText } from "./dom.js";
+import { inputSize } from "./inputs.js";
 import { paintPixels } from "./maps.js";
 import { percent, topTwo } from "./layout.js";
 import { pixelsOfPicture } from "./picture.js";
@@ -10,7 +11,7 @@ import { range, toProbabilities } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
 /** @typedef {import("./session.js").Change} Change */
-/** @typedef {import("./session.js").Examples} Examples */
+/** @typedef {import("./inputs.js").Examples} Examples */
 /** @typedef {import("./state.js").Source} Source */
 
 const PAGE = 30;
@@ -18,7 +19,7 @@ const PAGE = 30;
 /**
  * The indices of examples that pass a filter, the least certain ones first if this is asked for.
  * @param {Examples} examples
- * @param {{label: number, mistakes: boolean, uncertain: boolean}} filter label -1: all classes
+ * @param {import("./state.js").ExampleFilter} filter
  * @returns {number[]}
  */
 export function filterExamples({ count, labels, logits, classes }, { label, mistakes, uncertain }) {
@@ -28,7 +29,8 @@ export function filterExamples({ count, labels, logits, classes }, { label, mist
     return { index, predicted: top?.first ?? -1, margin: top?.margin ?? 1 };
   });
   const kept = ranked.filter(
-    ({ index, predicted }) => (label < 0 || labels?.[index] === label) && (!mistakes || (labels && predicted !== labels[index])),
+    ({ index, predicted }) =>
+      (label < 0 || labels?.[index] === label) && (!mistakes || (labels && predicted !== labels[index])),
   );
   if (uncertain) kept.sort((a, b) => a.margin - b.margin);
   return kept.map(({ index }) => index);
@@ -60,7 +62,12 @@ export function createSourcePanel(session, pad, menu, story) {
   const element = node(
     "section",
     { class: "ch-panel ch-area-pad", "data-part": "pad", "aria-label": "Input" },
-    node("header", { class: "ch-panel-head" }, tabs.length > 1 ? choice.element : node("h2", {}, tabs[0][1]), node("div", { class: "ch-panel-tools" }, menu)),
+    node(
+      "header",
+      { class: "ch-panel-head" },
+      tabs.length > 1 ? choice.element : node("h2", {}, tabs[0][1]),
+      node("div", { class: "ch-panel-tools" }, menu),
+    ),
     pad?.element,
     browser.element,
     picture.element,
@@ -85,30 +92,30 @@ export function createSourcePanel(session, pad, menu, story) {
 
 /** @param {Session} session */
 function createBrowser(session) {
-  const filter = { label: -1, mistakes: false, uncertain: false };
   let page = 0;
   let shown = "";
-  /** @type {number[] | null} */
+  /** @type {{filter: object, examples: number, indices: number[]} | null} */
   let filtered = null;
-  const refilter = () => {
-    filtered = null;
+  const setFilter = (/** @type {Partial<import("./state.js").ExampleFilter>} */ changes) => {
     page = 0;
-    session.invalidate("state");
+    session.update({ filter: { ...session.state.filter, ...changes } }, { push: false });
   };
-  const { classes } = session.description;
-  const label = dropdown("Class", [["-1", "All"], ...classes.map((name, i) => /** @type {[string, string]} */ ([String(i), name]))], (value) => {
-    filter.label = Number(value);
-    refilter();
+  /** @type {[string, string][]} */
+  const choices = [
+    ["-1", "All"],
+    ...session.description.classes.map((name, i) => /** @type {[string, string]} */ ([String(i), name])),
+  ];
+  const label = dropdown("Class", choices, (value) => setFilter({ label: Number(value) }));
+  const mistakes = checkbox("Mistakes only", "Examples whose predicted class is wrong", (checked) =>
+    setFilter({ mistakes: checked }),
+  );
+  const order = "Examples in the order of the margin between the two most probable classes";
+  const uncertain = checkbox("Least certain", order, (checked) => setFilter({ uncertain: checked }));
+  const list = node("div", {
+    class: "ch-thumbnails",
+    role: "group",
+    "aria-label": "Examples. Arrow keys move, Enter chooses.",
   });
-  const mistakes = checkbox("Mistakes only", "Examples whose predicted class is wrong", (checked) => {
-    filter.mistakes = checked;
-    refilter();
-  });
-  const uncertain = checkbox("Least certain", "Examples in the order of the margin between the two most probable classes", (checked) => {
-    filter.uncertain = checked;
-    refilter();
-  });
-  const list = node("div", { class: "ch-thumbnails", role: "group", "aria-label": "Examples. Arrow keys move, Enter chooses." });
   const position = node("span", { class: "ch-note" });
   const turn = (/** @type {number} */ step) => {
     page += step;
@@ -118,7 +125,13 @@ function createBrowser(session) {
   const forward = iconButton("next", "Next page", () => turn(1));
   const facts = node("p", { class: "ch-example-facts" });
   const filters = node("div", { class: "ch-filters" }, label.element, mistakes.element, uncertain.element);
-  const element = node("div", { class: "ch-browser", "data-part": "examples" }, filters, list, node("div", { class: "ch-row ch-pager" }, facts, position, back, forward));
+  const element = node(
+    "div",
+    { class: "ch-browser", "data-part": "examples" },
+    filters,
+    list,
+    node("div", { class: "ch-row ch-pager" }, facts, position, back, forward),
+  );
 
   list.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -6, ArrowDown: 6 }[event.key];
@@ -133,7 +146,7 @@ function createBrowser(session) {
   function thumbnail(examples, index) {
     const spec = session.description.input;
     const canvas = node("canvas", { class: "ch-pixelated" });
-    const size = session.inputSize();
+    const size = inputSize(session.description);
     if (spec) {
       const image = new ImageData(spec.width, spec.height);
       paintPixels(examples.pixels.subarray(index * size, (index + 1) * size), spec.channels, image);
@@ -143,7 +156,13 @@ function createBrowser(session) {
     const name = examples.labels ? `, ${session.className(examples.labels[index])}` : "";
     return node(
       "button",
-      { type: "button", "data-example": index, "aria-label": `Example ${index}${name}`, title: `Example ${index}${name}`, click: () => session.update({ source: "example", example: index }) },
+      {
+        type: "button",
+        "data-example": index,
+        "aria-label": `Example ${index}${name}`,
+        title: `Example ${index}${name}`,
+        click: () => session.update({ source: "example", example: index }),
+      },
       canvas,
     );
   }
@@ -151,29 +170,47 @@ function createBrowser(session) {
   function draw() {
     const { examples } = session;
     if (!examples) {
-      list.replaceChildren(node("p", { class: "ch-note" }, session.tensors ? "This file contains no examples." : "Loading …"));
+      list.replaceChildren(
+        node("p", { class: "ch-note" }, session.tensors ? "This file contains no examples." : "Loading …"),
+      );
       return;
     }
     filters.hidden = !examples.labels;
-    filtered ??= filterExamples(examples, filter);
-    const pages = Math.max(1, Math.ceil(filtered.length / PAGE));
+    const { filter } = session.state;
+    if (filtered?.filter !== filter || filtered.examples !== examples.count) {
+      filtered = { filter, examples: examples.count, indices: filterExamples(examples, filter) };
+    }
+    label.select.value = String(filter.label);
+    mistakes.input.checked = filter.mistakes;
+    uncertain.input.checked = filter.uncertain;
+    const pages = Math.max(1, Math.ceil(filtered.indices.length / PAGE));
     page = Math.min(Math.max(0, page), pages - 1);
-    const indices = filtered.slice(page * PAGE, (page + 1) * PAGE);
+    const indices = filtered.indices.slice(page * PAGE, (page + 1) * PAGE);
     const key = `${indices.join(" ")}`;
     if (key !== shown) {
       shown = key;
-      list.replaceChildren(...(indices.length ? indices.map((i) => thumbnail(examples, i)) : [node("p", { class: "ch-note" }, "No example passes this filter.")]));
+      list.replaceChildren(
+        ...(indices.length
+          ? indices.map((i) => thumbnail(examples, i))
+          : [node("p", { class: "ch-note" }, "No example passes this filter.")]),
+      );
     }
     for (const button of /** @type {Iterable<HTMLElement>} */ (/** @type {unknown} */ (list.children))) {
       const chosen = session.state.source === "example" && Number(button.dataset.example) === session.state.example;
       button.setAttribute("aria-pressed", String(chosen));
+      button.tabIndex =
+        chosen || (button === list.firstElementChild && !indices.includes(session.state.example)) ? 0 : -1;
     }
     setText(position, `${page + 1} of ${pages}`);
     back.disabled = page === 0;
     forward.disabled = page === pages - 1;
     const { example } = session.state;
     const target = examples.labels?.[example];
-    const known = target !== undefined && target >= 0 && target < session.probabilities.length && session.state.source === "example";
+    const known =
+      target !== undefined &&
+      target >= 0 &&
+      target < session.probabilities.length &&
+      session.state.source === "example";
     setText(facts, known ? `Label ${session.className(target)}, P = ${percent(session.probabilities[target])}` : "");
   }
 
@@ -185,16 +222,32 @@ function createBrowser(session) {
  * @param {() => void} onPicture
  */
 function createPicturePicker(session, onPicture) {
-  const file = node("input", { type: "file", accept: "image/*", class: "ch-hidden", tabindex: "-1", "aria-hidden": "true" });
+  const file = node("input", {
+    type: "file",
+    accept: "image/*",
+    class: "ch-hidden",
+    tabindex: "-1",
+    "aria-hidden": "true",
+  });
   const status = node("p", { class: "ch-note", role: "status" });
-  const choose = node("button", { type: "button", class: "ch-button ch-primary", click: () => file.click() }, "Choose a picture");
+  const choose = node(
+    "button",
+    { type: "button", class: "ch-button ch-primary", click: () => file.click() },
+    "Choose a picture",
+  );
   const element = node(
     "div",
     { class: "ch-drop", "data-part": "picture" },
     node("p", {}, "Drop a picture here, paste one, or"),
     choose,
     file,
-    node("p", { class: "ch-note" }, "The picture stays in this browser."),
+    node(
+      "p",
+      { class: "ch-note" },
+      session.description.kind === "live"
+        ? "Its pixels are sent to the server that runs the model."
+        : "The picture stays in this browser.",
+    ),
     status,
   );
 

@@ -14,7 +14,8 @@ import { contextOf, icon, node } from "./dom.js";
  * @property {Shape[]} shapes
  */
 /** @typedef {RectShape | TextShape | CellsShape | LineShape} Shape */
-/** @typedef {{kind: "rect", x: number, y: number, width: number, height: number, fill?: string, stroke?: string}} RectShape */
+/** @typedef {{x: number, y: number, width: number, height: number}} Box */
+/** @typedef {Box & {kind: "rect", fill?: string, stroke?: string}} RectShape */
 /**
  * @typedef {object} TextShape
  * @property {"text"} kind
@@ -28,7 +29,7 @@ import { contextOf, icon, node } from "./dom.js";
  */
 /**
  * A matrix of colored cells; rgba has four numbers for each cell.
- * @typedef {{kind: "cells", x: number, y: number, width: number, height: number, rows: number, columns: number, rgba: Uint8ClampedArray}} CellsShape
+ * @typedef {Box & {kind: "cells", rows: number, columns: number, rgba: Uint8ClampedArray}} CellsShape
  */
 /** @typedef {{kind: "line", points: number[], stroke: string, width: number}} LineShape */
 
@@ -39,9 +40,10 @@ const FONT = "system-ui, sans-serif";
  * @returns {string}
  */
 export function figureToSvg({ width, height, background, shapes }) {
+  const size = { width, height, viewBox: `0 0 ${width} ${height}` };
   return [
-    `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="${FONT}">`,
-    `<rect width="${width}" height="${height}" fill="${background}"/>`,
+    `<svg${attributes({ xmlns: "http://www.w3.org/2000/svg", ...size, "font-family": FONT })}>`,
+    `<rect${attributes({ width, height, fill: background })}/>`,
     ...shapes.map(shapeToSvg),
     "</svg>",
     "",
@@ -53,15 +55,21 @@ function shapeToSvg(shape) {
   switch (shape.kind) {
     case "rect": {
       const { x, y, width, height, fill = "none", stroke } = shape;
-      return `<rect x="${fix(x)}" y="${fix(y)}" width="${fix(width)}" height="${fix(height)}" fill="${fill}"${stroke ? ` stroke="${stroke}"` : ""}/>`;
+      return `<rect${attributes({ x, y, width, height, fill, stroke })}/>`;
     }
     case "text": {
       const { x, y, text, fill, size = 13, bold = false, anchor = "start" } = shape;
-      return `<text x="${fix(x)}" y="${fix(y)}" fill="${fill}" font-size="${size}"${bold ? ' font-weight="600"' : ""} text-anchor="${anchor}">${escapeXml(text)}</text>`;
+      const font = { "font-size": size, "font-weight": bold ? 600 : undefined, "text-anchor": anchor };
+      return `<text${attributes({ x, y, fill, ...font })}>${escapeXml(text)}</text>`;
     }
     case "line": {
-      const points = shape.points.map(fix).join(" ");
-      return `<polyline points="${points}" fill="none" stroke="${shape.stroke}" stroke-width="${fix(shape.width)}" stroke-linecap="round" stroke-linejoin="round"/>`;
+      const pen = {
+        stroke: shape.stroke,
+        "stroke-width": shape.width,
+        "stroke-linecap": "round",
+        "stroke-linejoin": "round",
+      };
+      return `<polyline${attributes({ points: shape.points.map(fix).join(" "), fill: "none", ...pen })}/>`;
     }
     case "cells":
       return cellsToSvg(shape);
@@ -83,6 +91,14 @@ function cellsToSvg({ x, y, width, height, rows, columns, rgba }) {
   }
   const groups = [...paths].map(([fill, path]) => `<path ${fill} d="${path.join("")}"/>`);
   return `<g shape-rendering="crispEdges">${groups.join("")}</g>`;
+}
+
+/** @param {Record<string, string | number | undefined>} values those that are undefined are left out */
+function attributes(values) {
+  const text = (/** @type {string | number} */ value) => (typeof value === "number" ? fix(value) : escapeXml(value));
+  return Object.entries(values)
+    .map(([name, value]) => (value === undefined ? "" : ` ${name}="${text(value)}"`))
+    .join("");
 }
 
 /** @param {number} value */
@@ -176,19 +192,35 @@ export async function copyText(text) {
  * @param {{figure: () => Figure, python: () => string, say: (text: string) => void}} parts
  */
 export function createMenu(name, { figure, python, say }) {
-  const savePng = () => figureToCanvas(figure(), 2).toBlob((blob) => blob && saveFile(`${name}.png`, blob), "image/png");
+  const savePng = () =>
+    figureToCanvas(figure(), 2).toBlob((blob) => blob && saveFile(`${name}.png`, blob), "image/png");
   const saveSvg = () => saveFile(`${name}.svg`, new Blob([figureToSvg(figure())], { type: "image/svg+xml" }));
   const copyPython = async () => {
     await copyText(python());
     say("Python lines copied.");
   };
   /** @type {[string, () => void][]} */
-  const entries = [["Save as PNG", savePng], ["Save as SVG", saveSvg], ["Copy Python lines that reproduce it", copyPython]];
+  const entries = [
+    ["Save as PNG", savePng],
+    ["Save as SVG", saveSvg],
+    ["Copy Python lines that reproduce it", copyPython],
+  ];
   const items = entries.map(([text, act]) =>
     node("button", { type: "button", role: "menuitem", tabindex: "-1", click: () => (close(), act()) }, text),
   );
   const list = node("div", { class: "ch-menu-list", role: "menu", hidden: true }, ...items);
-  const button = node("button", { type: "button", class: "ch-icon-button", "aria-label": "Export this panel", title: "Export", "aria-haspopup": "menu", "aria-expanded": "false" }, icon("menu"));
+  const button = node(
+    "button",
+    {
+      type: "button",
+      class: "ch-icon-button",
+      "aria-label": "Export this panel",
+      title: "Export",
+      "aria-haspopup": "menu",
+      "aria-expanded": "false",
+    },
+    icon("menu"),
+  );
   const element = node("div", { class: "ch-menu" }, button, list);
   /** @param {boolean} open */
   const set = (open) => {

@@ -37,7 +37,12 @@ function framed(session, title, width, height, shapes) {
     { kind: /** @type {const} */ ("text"), x: MARGIN, y: 26, text: title, fill: ink, size: 15, bold: true },
     { kind: /** @type {const} */ ("text"), x: MARGIN, y: 44, text: session.description.title, fill: muted, size: 12 },
   ];
-  return { width: width + 2 * MARGIN, height: height + HEAD + MARGIN, background: paper, shapes: [...heading, ...shapes] };
+  return {
+    width: width + 2 * MARGIN,
+    height: height + HEAD + MARGIN,
+    background: paper,
+    shapes: [...heading, ...shapes],
+  };
 }
 
 /**
@@ -71,7 +76,8 @@ function inputShape(session, [x, y, width, height]) {
 export function figureOfPad(session) {
   const spec = session.description.input;
   const size = 280;
-  if (session.state.source !== "draw" || !spec) return framed(session, "Input", size, size, inputShape(session, [MARGIN, HEAD, size, size]));
+  if (session.state.source !== "draw" || !spec)
+    return framed(session, "Input", size, size, inputShape(session, [MARGIN, HEAD, size, size]));
   const scale = size / (spec.width * UNITS);
   const lines = session.state.strokes.map(({ erase, points }) => ({
     kind: /** @type {const} */ ("line"),
@@ -79,7 +85,10 @@ export function figureOfPad(session) {
     stroke: erase ? "#0b0a09" : "#ffffff",
     width: (erase ? 4 : 2) * PEN_RADIUS * scale,
   }));
-  return framed(session, "Drawing", size, size, [{ kind: "rect", x: MARGIN, y: HEAD, width: size, height: size, fill: "#0b0a09" }, ...lines]);
+  return framed(session, "Drawing", size, size, [
+    { kind: "rect", x: MARGIN, y: HEAD, width: size, height: size, fill: "#0b0a09" },
+    ...lines,
+  ]);
 }
 
 /** @param {Session} session @returns {Figure} */
@@ -100,8 +109,24 @@ export function figureOfInput(session) {
       if (!isSigned) rgba.set([GLOW[entry], GLOW[entry + 1], GLOW[entry + 2]], 4 * i);
       rgba[4 * i + 3] = 235 * t;
     });
-    shapes.push({ kind: "cells", x: MARGIN, y: HEAD, width: size, height: size, rows: grid[0], columns: grid[1], rgba });
-    shapes.push({ kind: "text", x: MARGIN, y: HEAD + size + 20, text: `${session.headName}: ${isSigned ? `±${shortNumber(limit)}` : `0 to ${shortNumber(limit)}`}`, fill: muted, size: 12 });
+    shapes.push({
+      kind: "cells",
+      x: MARGIN,
+      y: HEAD,
+      width: size,
+      height: size,
+      rows: grid[0],
+      columns: grid[1],
+      rgba,
+    });
+    shapes.push({
+      kind: "text",
+      x: MARGIN,
+      y: HEAD + size + 20,
+      text: `${session.headName}: ${isSigned ? `±${shortNumber(limit)}` : `0 to ${shortNumber(limit)}`}`,
+      fill: muted,
+      size: 12,
+    });
   }
   return framed(session, "Attention over the input", size, size + 24, shapes);
 }
@@ -119,12 +144,25 @@ export function figureOfBars(session) {
       { kind: "text", x: left - 10, y: y + 15, text: session.className(index), fill: ink, anchor: "end" },
       { kind: "rect", x: left, y: y + 3, width, height: 16, fill: rule },
       { kind: "rect", x: left, y: y + 3, width: width * now, height: 16, fill: bar },
-      { kind: "text", x: left + width + 10, y: y + 15, text: session.edited ? `${percent(now)} (${signed(now - before)})` : percent(now), fill: muted, size: 12 },
+      {
+        kind: "text",
+        x: left + width + 10,
+        y: y + 15,
+        text: session.edited ? `${percent(now)} (${signed(now - before)})` : percent(now),
+        fill: muted,
+        size: 12,
+      },
     ];
     if (session.edited) row.push({ kind: "rect", x: left, y: y + 3, width: width * before, height: 16, stroke: muted });
     return row;
   });
-  return framed(session, session.edited ? "Prediction, before (outline) and after the edits" : "Prediction", 470, classes.length * step, shapes);
+  return framed(
+    session,
+    session.edited ? "Prediction, before (outline) and after the edits" : "Prediction",
+    470,
+    classes.length * step,
+    shapes,
+  );
 }
 
 /** @param {Session} session @returns {Figure} */
@@ -144,19 +182,37 @@ export function figureOfWall(session) {
     const effect = session.effects?.[session.headIndex(layer, head)];
     const map = maps[i];
     /** @type {Shape[]} */
-    const out = [{ kind: "text", x, y: y + size + 14, text: `head ${head}${effect === undefined ? "" : `  ${signed(effect)}`}`, fill: muted, size: 11 }];
+    const out = [
+      {
+        kind: "text",
+        x,
+        y: y + size + 14,
+        text: `head ${head}${effect === undefined ? "" : `  ${signed(effect)}`}`,
+        fill: muted,
+        size: 11,
+      },
+    ];
     if (head === 0) out.push({ kind: "text", x, y: y - 6, text: session.layers[layer].name, fill: ink, size: 12 });
     const box = /** @type {[number, number, number, number]} */ ([x, y, size, size]);
     if (map && grid) out.push(cells(map, grid, box, [isSigned ? -shared : 0, shared], isSigned ? SIGNED_DARK : GLOW));
     else {
       const weights = session.result?.layers[layer];
-      const all = weights?.weights.subarray(head * weights.queries * weights.keys, (head + 1) * weights.queries * weights.keys);
+      const all = weights?.weights.subarray(
+        head * weights.queries * weights.keys,
+        (head + 1) * weights.queries * weights.keys,
+      );
       if (weights && all) out.push(cells(all, [weights.queries, weights.keys], box, [0, maxOf(all) || 1], GLOW));
     }
     return out;
   });
   const width = Math.max(260, Math.max(...counts, 1) * dx - 12);
-  return framed(session, `Attention of every head, ${isSigned ? "±" : "0 to "}${shortNumber(shared)}`, width, counts.length * dy, shapes);
+  return framed(
+    session,
+    `Attention of every head, ${isSigned ? "±" : "0 to "}${shortNumber(shared)}`,
+    width,
+    counts.length * dy,
+    shapes,
+  );
 }
 
 /** @param {Session} session @returns {Figure} */
@@ -173,7 +229,14 @@ export function figureOfAggregates(session) {
     const isSigned = method === "occlusion";
     const limit = (isSigned ? maxAbsOf(map) : maxOf(map)) || 1e-9;
     out.push(cells(map, grid, [x, HEAD, size, size], [isSigned ? -limit : 0, limit], isSigned ? SIGNED_DARK : GLOW));
-    out.push({ kind: "text", x, y: HEAD + size + 36, text: isSigned ? `±${shortNumber(limit)}` : `0 to ${shortNumber(limit)}`, fill: muted, size: 11 });
+    out.push({
+      kind: "text",
+      x,
+      y: HEAD + size + 36,
+      text: isSigned ? `±${shortNumber(limit)}` : `0 to ${shortNumber(limit)}`,
+      fill: muted,
+      size: 11,
+    });
     return out;
   });
   return framed(session, `Attribution of class ${session.className(session.target)}`, 4 * size + 60, size + 44, shapes);
@@ -185,7 +248,13 @@ export function figureOfHead(session) {
   const dark = session.theme === "dark";
   const { steps } = session;
   /** @type {[import("./arithmetic.js").MatrixName, string][]} */
-  const names = [["scores", "q kᵀ"], ["scaled", "β q kᵀ"], ["weights", "A"], ["out", "A v"], ["projected", "W_O A v"]];
+  const names = [
+    ["scores", "q kᵀ"],
+    ["scaled", "β q kᵀ"],
+    ["weights", "A"],
+    ["out", "A v"],
+    ["projected", "W_O A v"],
+  ];
   let x = MARGIN;
   const shapes = names.flatMap(([name, title]) => {
     const tensor = steps && matrixOf(steps, name);
@@ -201,10 +270,23 @@ export function figureOfHead(session) {
     const out = [
       { kind: "text", x, y: HEAD + 12, text: title, fill: ink },
       cells(finite, [rows, columns], [x, HEAD + 20, width, height], [positive ? 0 : -limit, limit], table),
-      { kind: "text", x, y: HEAD + 190, text: `${rows} × ${columns}, ${positive ? "0 to " : "±"}${shortNumber(limit)}`, fill: muted, size: 11 },
+      {
+        kind: "text",
+        x,
+        y: HEAD + 190,
+        text: `${rows} × ${columns}, ${positive ? "0 to " : "±"}${shortNumber(limit)}`,
+        fill: muted,
+        size: 11,
+      },
     ];
     x += Math.max(width, 110) + 20;
     return out;
   });
-  return framed(session, `${session.layers[session.layer]?.name ?? ""}, head ${Math.max(0, session.state.head)}`, x - MARGIN, 200, shapes);
+  return framed(
+    session,
+    `${session.layers[session.layer]?.name ?? ""}, head ${Math.max(0, session.state.head)}`,
+    x - MARGIN,
+    200,
+    shapes,
+  );
 }

@@ -6,7 +6,7 @@
 import { explainCell, matrixOf } from "./arithmetic.js";
 import { AMBER_LIGHT, GLOW, SIGNED_DARK, SIGNED_LIGHT, paintColors } from "./colors.js";
 import { contextOf, fitCanvas, node, panelHead, setText } from "./dom.js";
-import { cellAt, clamp, moveCell, patchName, shortNumber } from "./layout.js";
+import { cellAt, clamp, moveCell, shortNumber } from "./layout.js";
 import { READOUT, hasClassTokenIn, maxAbsOf, tokenLayout } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
@@ -18,7 +18,7 @@ import { READOUT, hasClassTokenIn, maxAbsOf, tokenLayout } from "./queries.js";
 const MAX_SIDE_OF_MATRIX = 180;
 const MIN_SIDE = 12;
 const MAX_CELL = 8;
-const OPERATORS = 420;
+const OPERATORS = 540;
 
 /** @type {{name: string, title: string, before: string, axis: string, note: string}[]} */
 const MATRICES_OF_HEAD = [
@@ -50,8 +50,9 @@ export function createHeadPanel(session, menu) {
     flow,
     arithmetic,
   );
-  const sheet = document.createElement("canvas");
   let explained = "";
+  let drawn = false;
+  let unit = 1;
 
   /** @param {typeof MATRICES_OF_HEAD[number]} entry */
   function createCard({ name, title: text, before, axis, note }) {
@@ -63,9 +64,30 @@ export function createHeadPanel(session, menu) {
       "figure",
       { class: "ch-matrix-card" },
       before ? operator : null,
-      node("div", {}, node("figcaption", {}, node("b", {}, text), shape), canvas, node("p", { class: "ch-note" }, note), limits),
+      node(
+        "div",
+        {},
+        node("figcaption", {}, node("b", {}, text), shape),
+        canvas,
+        node("p", { class: "ch-note" }, note),
+        limits,
+      ),
     );
-    const entry = { element: card, name, operator, canvas, shape, limits, cursor: 0, columns: 1, count: 0 };
+    const painted = { steps: /** @type {object | null} */ (null), dark: false, limit: 1 };
+    const entry = {
+      painted,
+      element: card,
+      name,
+      operator,
+      canvas,
+      shape,
+      limits,
+      cursor: 0,
+      columns: 1,
+      count: 0,
+      sheet: document.createElement("canvas"),
+    };
+
     const choose = (/** @type {number} */ cell) => {
       entry.cursor = cell;
       const [row, column] = [Math.floor(cell / entry.columns), cell % entry.columns];
@@ -74,7 +96,10 @@ export function createHeadPanel(session, menu) {
     canvas.addEventListener("click", (event) => {
       const box = canvas.getBoundingClientRect();
       const rows = entry.count / entry.columns;
-      const cell = cellAt(event.clientX - box.left, event.clientY - box.top, box.width, box.height, [rows, entry.columns]);
+      const cell = cellAt(event.clientX - box.left, event.clientY - box.top, box.width, box.height, [
+        rows,
+        entry.columns,
+      ]);
       if (cell >= 0) choose(cell);
     });
     canvas.addEventListener("keydown", (event) => {
@@ -87,13 +112,24 @@ export function createHeadPanel(session, menu) {
     return entry;
   }
 
+  /** The matrices of the current steps by name; some are computed. */
+  const tensors = {
+    of: /** @type {object | null} */ (null),
+    byName: /** @type {Map<string, Tensor | null>} */ (new Map()),
+  };
+
   /** @param {string} name @returns {Tensor | null} */
   function tensorOf(name) {
     const { steps } = session;
     if (!steps) return null;
-    if (name === "q" || name === "v") return steps[name];
-    if (name === "kT") return transposed(steps.k);
-    return matrixOf(steps, /** @type {MatrixName} */ (name));
+    if (tensors.of !== steps) {
+      tensors.of = steps;
+      tensors.byName = new Map(
+        cards.map((card) => [card.name, matrixOf(steps, /** @type {MatrixName} */ (card.name))]),
+      );
+      tensors.byName.set("q", steps.q).set("v", steps.v).set("kT", transposed(steps.k));
+    }
+    return tensors.byName.get(name) ?? null;
   }
 
   /** Row of the query that the other panels show. */
@@ -113,6 +149,28 @@ export function createHeadPanel(session, menu) {
     return clamp(room, 100 / largest, Math.min(MAX_CELL, 160 / largest));
   }
 
+  /**
+   * The colors of a matrix, one pixel for each number; painted again only if the matrix or the theme has changed.
+   * @param {ReturnType<typeof createCard>} card
+   * @param {Tensor} tensor
+   * @param {boolean} dark
+   * @returns {number} the limit of the color scale
+   */
+  function paintSheet(card, tensor, dark) {
+    if (card.painted.steps === session.steps && card.painted.dark === dark) return card.painted.limit;
+    const [rows, columns] = tensor.shape;
+    const positive = isPositive(card.name);
+    const finite = Float32Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0));
+    const limit = maxAbsOf(finite) || 1;
+    const table = positive ? (dark ? GLOW : AMBER_LIGHT) : dark ? SIGNED_DARK : SIGNED_LIGHT;
+    const image = new ImageData(columns, rows);
+    paintColors(finite, positive ? 0 : -limit, limit, table, image.data);
+    [card.sheet.width, card.sheet.height] = [columns, rows];
+    contextOf(card.sheet).putImageData(image, 0, 0);
+    card.painted = { steps: session.steps, dark, limit };
+    return limit;
+  }
+
   /** @param {ReturnType<typeof createCard>} card @param {number} unit */
   function drawMatrix(card, unit) {
     const tensor = tensorOf(card.name);
@@ -125,20 +183,15 @@ export function createHeadPanel(session, menu) {
     Object.assign(card.canvas.style, { width: `${width}px`, height: `${height}px` });
     const context = fitCanvas(card.canvas, width, height);
     const dark = session.theme === "dark";
-    const positive = card.name === "weights" || card.name === "mask";
-    const finite = positive ? tensor.data : Float32Array.from(tensor.data, (x) => (Number.isFinite(x) ? x : 0));
-    const limit = maxAbsOf(finite) || 1;
-    const image = new ImageData(columns, rows);
-    paintColors(finite, positive ? 0 : -limit, limit, positive ? (dark ? GLOW : AMBER_LIGHT) : dark ? SIGNED_DARK : SIGNED_LIGHT, image.data);
-    [sheet.width, sheet.height] = [columns, rows];
-    contextOf(sheet).putImageData(image, 0, 0);
+    const limit = paintSheet(card, tensor, dark);
     context.imageSmoothingEnabled = false;
-    context.drawImage(sheet, 0, 0, width, height);
+    context.drawImage(card.sheet, 0, 0, width, height);
     const row = activeRow();
     const byQuery = card.name !== "kT" && card.name !== "v";
     context.strokeStyle = dark ? "#fff" : "#1c1e22";
     context.lineWidth = 1;
-    if (byQuery && row >= 0 && rows > 1) context.strokeRect(0.5, row * (height / rows) - 0.5, width - 1, height / rows + 1);
+    if (byQuery && row >= 0 && rows > 1)
+      context.strokeRect(0.5, row * (height / rows) - 0.5, width - 1, height / rows + 1);
     const { cell } = session.state;
     if (cell?.matrix === card.name && cell.row < rows && cell.column < columns) {
       const [w, h] = [width / columns, height / rows];
@@ -147,8 +200,11 @@ export function createHeadPanel(session, menu) {
       context.strokeRect(cell.column * w - 1, cell.row * h - 1, w + 2, h + 2);
     }
     setText(card.shape, `${rows} × ${columns}`);
-    setText(card.limits, positive ? `0 to ${shortNumber(limit)}` : `±${shortNumber(limit)}`);
-    card.canvas.setAttribute("aria-label", `${card.name}, ${rows} rows and ${columns} columns. Arrow keys choose a number.`);
+    setText(card.limits, isPositive(card.name) ? `0 to ${shortNumber(limit)}` : `±${shortNumber(limit)}`);
+    card.canvas.setAttribute(
+      "aria-label",
+      `${card.name}, ${rows} rows and ${columns} columns. Arrow keys choose a number.`,
+    );
   }
 
   /** @param {number} token @param {boolean} isQuery */
@@ -158,7 +214,8 @@ export function createHeadPanel(session, menu) {
     const tokens = tokenLayout(session.description, layer);
     if (isQuery && layer.queries === 1) return "pooling query";
     if (!tokens.onGrid || !grid) return labels?.[token] ? `token ${token} “${labels[token]}”` : `token ${token}`;
-    if (token >= tokens.prefix) return patchName(token - tokens.prefix, grid);
+    if (token >= tokens.prefix)
+      return `patch (${Math.floor((token - tokens.prefix) / grid[1]) + 1}, ${((token - tokens.prefix) % grid[1]) + 1})`;
     return token === 0 && hasClassTokenIn(session.description) ? "class token" : `register token ${token}`;
   }
 
@@ -166,7 +223,8 @@ export function createHeadPanel(session, menu) {
     const { steps } = session;
     const { cell } = session.state;
     const projection = steps ? (session.tensors?.get(`model.${steps.layer}.out_proj.weight`) ?? null) : null;
-    const found = steps && cell && explainCell(steps, /** @type {MatrixName} */ (cell.matrix), cell.row, cell.column, projection);
+    const found =
+      steps && cell && explainCell(steps, /** @type {MatrixName} */ (cell.matrix), cell.row, cell.column, projection);
     const key = found ? JSON.stringify(found) : "";
     if (key === explained && arithmetic.childElementCount) return;
     explained = key;
@@ -189,21 +247,42 @@ export function createHeadPanel(session, menu) {
     const n = shortNumber;
     const [heading, formula] = {
       scores: [`Score of ${query} for ${key}`, `q · k = ${n(value)}`],
-      scaled: [`Scaled score of ${query} for ${key}`, `β × q · k = ${n(beta)} × ${n(found.terms[0]?.factors[1] ?? 0)} = ${n(value)}`],
-      mask: [`Mask of ${query} for ${key}`, value ? "1: the query may attend to the key" : "0: the query may not attend to the key"],
-      weights: [`Weight of ${query} for ${key}`, `exp(x − max) / Σ exp(x − max) = ${n(found.numerator ?? 0)} / ${n(found.sum)} = ${n(value)}`],
+      scaled: [
+        `Scaled score of ${query} for ${key}`,
+        `β × q · k = ${n(beta)} × ${n(found.terms[0]?.factors[1] ?? 0)} = ${n(value)}`,
+      ],
+      mask: [
+        `Mask of ${query} for ${key}`,
+        value ? "1: the query may attend to the key" : "0: the query may not attend to the key",
+      ],
+      weights: [
+        `Weight of ${query} for ${key}`,
+        `exp(x − max) / Σ exp(x − max) = ${n(found.numerator ?? 0)} / ${n(found.sum)} = ${n(value)}`,
+      ],
       out: [`Output of ${query}, dimension ${column}`, `Σ A v = ${n(value)}`],
       projected: [`Contribution to ${query}, dimension ${column} of the residual stream`, `Σ out × W_O = ${n(value)}`],
     }[matrix];
-    const replaced = found.isReplaced ? node("p", { class: "ch-note" }, "An edit has replaced the computed weight.") : null;
-    const head = node("div", { class: "ch-arithmetic-head" }, node("h3", {}, heading), node("p", { class: "ch-formula" }, formula), replaced);
+    const replaced = found.isReplaced
+      ? node("p", { class: "ch-note" }, "An edit has replaced the computed weight.")
+      : null;
+    const head = node(
+      "div",
+      { class: "ch-arithmetic-head" },
+      node("h3", {}, heading),
+      node("p", { class: "ch-formula" }, formula),
+      replaced,
+    );
     if (found.over === "none") return [head];
     const largest = Math.max(...found.terms.map(({ value: term }) => Math.abs(term)), Math.abs(found.others), 1e-12);
-    const name = (/** @type {number} */ index) => (found.over === "key" ? tokenName(index, false) : `dimension ${index}`);
-    const product = (/** @type {number[]} */ factors) => (matrix === "weights" ? `exp(${n(factors[0])})` : factors.map(n).join(" × "));
+    const name = (/** @type {number} */ index) =>
+      found.over === "key" ? tokenName(index, false) : `dimension ${index}`;
+    const product = (/** @type {number[]} */ factors) =>
+      matrix === "weights" ? `exp(${n(factors[0])})` : factors.map(n).join(" × ");
     const rows = [
       ...found.terms.map((term) => termRow(name(term.index), product(term.factors), term.value, largest)),
-      found.numOthers ? termRow(`${found.numOthers} other ${found.over === "key" ? "keys" : "dimensions"}`, "", found.others, largest) : null,
+      found.numOthers
+        ? termRow(`${found.numOthers} other ${found.over === "key" ? "keys" : "dimensions"}`, "", found.others, largest)
+        : null,
       termRow("Sum", "", found.sum, 0),
     ];
     return [head, node("table", { class: "ch-terms" }, node("tbody", {}, ...rows))];
@@ -213,18 +292,28 @@ export function createHeadPanel(session, menu) {
   function termRow(name, product, value, largest) {
     const bar = node("span", { class: value < 0 ? "ch-term-bar ch-negative" : "ch-term-bar" });
     bar.style.width = `${largest ? (100 * Math.abs(value)) / largest : 0}%`;
-    return node("tr", { class: largest ? "" : "ch-sum" }, node("th", {}, name), node("td", {}, product), node("td", { class: "ch-term-value" }, shortNumber(value)), node("td", { class: "ch-term-track" }, bar));
+    return node(
+      "tr",
+      { class: largest ? "" : "ch-sum" },
+      node("th", {}, name),
+      node("td", {}, product),
+      node("td", { class: "ch-term-value" }, shortNumber(value)),
+      node("td", { class: "ch-term-track" }, bar),
+    );
   }
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
     if (changes.size === 1 && changes.has("measures")) return;
+    const isHover = changes.size === 1 && changes.has("query");
     if (!session.layers.length) return;
     const stale = !session.steps;
     element.classList.toggle("ch-stale", stale);
     setText(title, `${session.layers[session.layer].name}, head ${Math.max(0, session.state.head)}`);
+    flow.classList.toggle("ch-empty", stale && !drawn);
     if (stale) return;
-    const unit = cellSize();
+    drawn = true;
+    if (!isHover) unit = cellSize();
     let above = Infinity;
     for (const card of cards) {
       drawMatrix(card, unit);
@@ -233,10 +322,15 @@ export function createHeadPanel(session, menu) {
       card.operator.style.marginTop = `${12 + Math.min(above, height) / 2}px`;
       above = height;
     }
-    if (!(changes.size === 1 && changes.has("query"))) drawArithmetic();
+    if (!isHover) drawArithmetic();
   }
 
   return { element, draw };
+}
+
+/** @param {string} name of a matrix */
+function isPositive(name) {
+  return name === "weights" || name === "mask";
 }
 
 /** @param {Tensor} tensor @returns {Tensor} */

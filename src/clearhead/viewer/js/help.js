@@ -6,10 +6,44 @@ import { iconButton, node } from "./dom.js";
 
 /** @type {[string, [string, string][]][]} */
 const KEYS = [
-  ["Everywhere", [["?", "show or close this help"], ["Tab", "go to the next panel"], ["R", "remove all edits"], ["T", "switch between light and dark"]]],
-  ["Drawing pad", [["Arrow keys", "move the pen, with Shift in larger steps"], ["Space", "put the pen down or lift it"], ["E", "switch between pen and eraser"], ["Ctrl+Z, Ctrl+Y", "undo, redo"], ["Delete", "clear the pad"]]],
-  ["Patch grid", [["Arrow keys", "choose the query patch"], ["Enter", "pin it; pin a second one for the difference"], ["H", "hide its pixels"], ["M", "mask its key"], ["Escape", "return to the readout"]]],
-  ["Layers and heads", [["Arrow keys", "move between heads"], ["Enter", "select a head"], ["Z", "set it to zero"], ["U", "make it uniform"]]],
+  [
+    "Everywhere",
+    [
+      ["?", "show or close this help"],
+      ["Tab", "go to the next panel"],
+      ["R", "remove all edits"],
+      ["T", "switch between light and dark"],
+    ],
+  ],
+  [
+    "Drawing pad",
+    [
+      ["Arrow keys", "move the pen, with Shift in larger steps"],
+      ["Space", "put the pen down or lift it"],
+      ["E", "switch between pen and eraser"],
+      ["Ctrl+Z, Ctrl+Y", "undo, redo"],
+      ["Delete", "clear the pad"],
+    ],
+  ],
+  [
+    "Patch grid",
+    [
+      ["Arrow keys", "choose the query patch"],
+      ["Enter", "pin it; pin a second one for the difference"],
+      ["H", "hide its pixels"],
+      ["M", "mask its key"],
+      ["Escape", "return to the readout"],
+    ],
+  ],
+  [
+    "Layers and heads",
+    [
+      ["Arrow keys", "move between heads"],
+      ["Enter", "select a head"],
+      ["Z", "set it to zero"],
+      ["U", "make it uniform"],
+    ],
+  ],
   ["Matrices of a head", [["Arrow keys", "choose a number and see its arithmetic"]]],
 ];
 
@@ -21,10 +55,20 @@ export function createHelp() {
       "section",
       {},
       node("h3", {}, title),
-      node("dl", {}, ...keys.flatMap(([key, text]) => [node("dt", {}, ...key.split(", ").map((k) => node("kbd", {}, k))), node("dd", {}, text)])),
+      node(
+        "dl",
+        {},
+        ...keys.flatMap(([key, text]) => [
+          node("dt", {}, ...key.split(", ").map((k) => node("kbd", {}, k))),
+          node("dd", {}, text),
+        ]),
+      ),
     ),
   );
-  dialog.append(node("header", {}, node("h2", {}, "Keys"), iconButton("close", "Close", close)), node("div", { class: "ch-help-groups" }, ...groups));
+  dialog.append(
+    node("header", {}, node("h2", {}, "Keys"), iconButton("close", "Close", close)),
+    node("div", { class: "ch-help-groups" }, ...groups),
+  );
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) close();
   });

@@ -29,14 +29,18 @@ export function createInputPanel(session, actions, menu) {
   const size = node("span", { class: "ch-note" }, input ? `${input.width} × ${input.height} pixels` : "");
   const query = node("p", { class: "ch-query" });
   const effect = node("p", { class: "ch-measured" });
-  const readout = node("button", { type: "button", class: "ch-button", click: () => session.update({ pins: [] }) }, "Readout");
+  const readout = node(
+    "button",
+    { type: "button", class: "ch-button", click: () => session.update({ pins: [] }) },
+    "Readout",
+  );
   readout.addEventListener("pointerenter", () => session.setHover(READOUT));
   readout.addEventListener("pointerleave", () => session.setHover(null));
   const direction = segmented(
     "Direction of attention",
     [
       ["to", "Attends to", "Weights of the query for each patch"],
-      ["from", "Received", "Weight that each patch, as a query, gives to this token"],
+      ["from", "Attention received", "Weight that each patch, as a query, gives to this token"],
     ],
     (value) => session.update({ direction: /** @type {"to" | "from"} */ (value) }),
   );
@@ -52,8 +56,14 @@ export function createInputPanel(session, actions, menu) {
   const note = node("p", { class: "ch-note ch-click-note" });
   const strip = node("canvas", { class: "ch-colorbar-strip", "aria-hidden": "true" });
   const [low, high] = [node("span", {}, "0"), node("span", {}, "")];
-  const legend = node("div", { class: "ch-colorbar", role: "img", "aria-label": "Color scale of attention weights" }, low, strip, high);
-  const clickRow = node("div", { class: "ch-row" }, node("span", { class: "ch-label" }, "Click"), click.element);
+  const legend = node(
+    "div",
+    { class: "ch-colorbar", role: "img", "aria-label": "Color scale of attention weights" },
+    low,
+    strip,
+    high,
+  );
+  const clickRow = node("div", { class: "ch-row" }, node("span", { class: "ch-label" }, "Click to"), click.element);
   const element = node(
     "section",
     { class: "ch-panel ch-area-input", "data-part": "input", "aria-label": "Input and attention" },
@@ -73,14 +83,17 @@ export function createInputPanel(session, actions, menu) {
     const layer = session.layers[session.layer];
     if (!layer || !shape) return "";
     const tokens = tokenLayout(session.description, layer);
-    const readoutName =
-      tokens.readout === "mean" ? "The mean over all queries" : hasClassTokenIn(session.description) ? "The class token" : "The pooling query";
+    const readoutName = hasClassTokenIn(session.description) ? "The class token" : "The pooling query";
     const name = (/** @type {number} */ patch) =>
       patch === READOUT || layer.queries === 1 ? readoutName : `The patch in ${patchName(patch, shape)}`;
     const { direction } = session.state;
     if (minus !== null && layer.queries === 1) return `${layer.name} has a single query: no difference.`;
-    if (minus !== null) return `Difference of the patches in ${patchName(active, shape)} (blue) and ${patchName(minus, shape)} (rose), in ${session.headName}.`;
-    if (direction === "from" && active !== READOUT) return `Attention that the patch in ${patchName(active, shape)} receives, in ${session.headName}.`;
+    if (minus !== null)
+      return `Difference of ${patchName(active, shape)} (blue) and ${patchName(minus, shape)} (rose), in ${session.headName}.`;
+    if (direction === "from" && active !== READOUT)
+      return `Attention that the patch in ${patchName(active, shape)} receives, in ${session.headName}.`;
+    if (active === READOUT && tokens.readout === "mean")
+      return `Attention to each patch, mean over all queries, in ${session.headName}.`;
     return `${name(active)} attends to these patches, in ${session.headName}.`;
   }
 
@@ -96,7 +109,8 @@ export function createInputPanel(session, actions, menu) {
     const change = -occlusion[patch];
     const now = session.probabilities[session.target];
     const what = hovered ? "Hiding this patch" : "Hiding the brightest patch";
-    return `${what} changes P(${session.className(session.target)}) from ${percent(now)} to ${percent(now + change)} (${signed(change)}).`;
+    const name = session.className(session.target);
+    return `${what} changes P(${name}) from ${percent(now)} to ${percent(now + change)} (${signed(change)}).`;
   }
 
   /** @param {Set<Change>} changes */

@@ -110,7 +110,8 @@ export function wallBlocks(width, headCounts, { gap, caption, label, minSize, go
   const cells = [];
   const labels = headCounts.map((count, layer) => {
     const [x, y] = [(layer % blocks) * blockWidth, Math.floor(layer / blocks) * rowHeight];
-    for (let head = 0; head < count; head++) cells.push({ layer, head, x: x + head * (size + gap), y: y + label, size });
+    for (let head = 0; head < count; head++)
+      cells.push({ layer, head, x: x + head * (size + gap), y: y + label, size });
     return { layer, x, y };
   });
   const height = Math.ceil(headCounts.length / blocks) * rowHeight - gap;
@@ -127,7 +128,12 @@ export function wallBlocks(width, headCounts, { gap, caption, label, minSize, go
  */
 export function wallRows(width, order, size, { gap, caption }) {
   const columns = Math.max(1, Math.floor((width + gap) / (size + gap)));
-  const cells = order.map((ref, i) => ({ ...ref, x: (i % columns) * (size + gap), y: Math.floor(i / columns) * (size + caption + gap), size }));
+  const cells = order.map((ref, i) => ({
+    ...ref,
+    x: (i % columns) * (size + gap),
+    y: Math.floor(i / columns) * (size + caption + gap),
+    size,
+  }));
   return { columns, height: Math.ceil(order.length / columns) * (size + caption + gap) - gap, cells };
 }
 
@@ -197,7 +203,8 @@ export function shortNumber(value) {
   if (Number.isNaN(value)) return "NaN";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e5 || size < 1e-4) return value.toExponential(1).replace("-", "−").replace("e+", "e").replace("e-", "e−");
+  if (size >= 1e5 || size < 1e-4)
+    return value.toExponential(1).replace("-", "−").replace("e+", "e").replace("e-", "e−");
   const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : size >= 0.01 ? 3 : 4;
   return value.toFixed(digits).replace("-", "−");
 }

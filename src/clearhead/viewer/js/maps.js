@@ -17,7 +17,9 @@ export const PIN_COLORS = ["#5aa5ff", "#ff7d9c"];
 let glowCanvas = null;
 
 /**
- * The map of the selected head as an image with a pixel for each patch: color of the weight, opaque where it is large.
+ * The map of the selected head as an image with a pixel for each patch: color of the weight, opaque where it is large
+ * (235 of 255 at the largest weight).
+ * A transparent border of one pixel lets it fade out when it is drawn smoothly.
  * @param {Session} session
  * @returns {HTMLCanvasElement | null}
  */
@@ -28,7 +30,7 @@ export function glowImage(session) {
   const isSigned = session.activeQuery.minus !== null;
   const limit = (isSigned ? maxAbsOf(map) : maxOf(map)) || 1;
   glowCanvas ??= document.createElement("canvas");
-  [glowCanvas.width, glowCanvas.height] = [grid[1], grid[0]];
+  [glowCanvas.width, glowCanvas.height] = [grid[1] + 2, grid[0] + 2];
   const image = new ImageData(grid[1], grid[0]);
   if (isSigned) paintColors(map, -limit, limit, SIGNED_DARK, image.data);
   for (let i = 0; i < map.length; i++) {
@@ -39,7 +41,7 @@ export function glowImage(session) {
     }
     image.data[4 * i + 3] = 235 * t;
   }
-  contextOf(glowCanvas).putImageData(image, 0, 0);
+  contextOf(glowCanvas).putImageData(image, 1, 1);
   return glowCanvas;
 }
 
@@ -78,7 +80,11 @@ export function paintPixels(pixels, channels, image) {
 export function createGrid(session, actions) {
   const grid = session.description.grid ?? [1, 1];
   const picture = node("canvas", { class: "ch-layer ch-pixelated", "aria-hidden": "true" });
-  const overlay = node("canvas", { class: "ch-layer ch-pixelated", "aria-hidden": "true", "data-layer-role": "overlay" });
+  const overlay = node("canvas", {
+    class: "ch-layer ch-pixelated",
+    "aria-hidden": "true",
+    "data-layer-role": "overlay",
+  });
   const marks = node("canvas", { class: "ch-layer", "aria-hidden": "true" });
   const target = node("div", { class: "ch-target", hidden: true, "aria-hidden": "true" });
   const surface = node(
@@ -88,17 +94,24 @@ export function createGrid(session, actions) {
       "data-part": "grid",
       tabindex: "0",
       role: "application",
-      "aria-label": "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the readout.",
+      "aria-label":
+        "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the readout.",
     },
     picture,
     overlay,
     marks,
     target,
   );
+  /** measured once per layout, because measuring between writes is slow */
+  const sizes = { width: 0, height: 0 };
+  const { input } = session.description;
+  if (input) surface.style.aspectRatio = `${input.width} / ${input.height}`;
   let cursor = Math.floor(grid[0] / 2) * grid[1] + Math.floor(grid[1] / 2);
   /** @type {number | null} patch that the story points at */
   let outlined = null;
 
+  /** @param {number} patch */
+  const choose = (patch) => (patch === outlined ? actions.hide(patch) : actions.onPatch(patch));
   /** @param {MouseEvent} event */
   const patchAt = (event) => {
     const box = surface.getBoundingClientRect();
@@ -111,16 +124,13 @@ export function createGrid(session, actions) {
   surface.addEventListener("pointerleave", () => session.setHover(null));
   surface.addEventListener("click", (event) => {
     const patch = patchAt(event);
-    if (patch < 0) return;
-    cursor = patch;
-    if (patch === outlined) actions.hide(patch);
-    else actions.onPatch(patch);
+    if (patch >= 0) choose((cursor = patch));
   });
   surface.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const next = moveCell(cursor, event.key, grid[1], grid[0] * grid[1]);
     if (next !== null) session.setHover((cursor = next));
-    else if (event.key === "Enter" || event.key === " ") actions.onPatch(cursor);
+    else if (event.key === "Enter" || event.key === " ") choose(cursor);
     else if (event.key === "h") actions.hide(cursor);
     else if (event.key === "m") actions.mask(cursor);
     else if (event.key === "Escape") {
@@ -134,23 +144,28 @@ export function createGrid(session, actions) {
 
   /** @param {CanvasRenderingContext2D} context @param {number} patch @param {number} size */
   const cellBox = (context, patch, size) => {
-    const [w, h] = [size / grid[1], surface.clientHeight / grid[0]];
-    return /** @type {[number, number, number, number]} */ ([(patch % grid[1]) * w, Math.floor(patch / grid[1]) * h, w, h]);
+    const [w, h] = [size / grid[1], sizes.height / grid[0]];
+    return /** @type {[number, number, number, number]} */ ([
+      (patch % grid[1]) * w,
+      Math.floor(patch / grid[1]) * h,
+      w,
+      h,
+    ]);
   };
 
   function drawMarks() {
-    const size = surface.clientWidth;
-    const context = fitCanvas(marks, size, surface.clientHeight);
+    const size = sizes.width;
+    const context = fitCanvas(marks, size, sizes.height);
     context.strokeStyle = "rgb(255 255 255 / 0.13)";
     context.lineWidth = 1;
     context.beginPath();
     for (let i = 1; i < grid[1]; i++) {
       const x = Math.round((i * size) / grid[1]) + 0.5;
       context.moveTo(x, 0);
-      context.lineTo(x, size);
+      context.lineTo(x, sizes.height);
     }
     for (let i = 1; i < grid[0]; i++) {
-      const y = Math.round((i * surface.clientHeight) / grid[0]) + 0.5;
+      const y = Math.round((i * sizes.height) / grid[0]) + 0.5;
       context.moveTo(0, y);
       context.lineTo(size, y);
     }
@@ -160,7 +175,8 @@ export function createGrid(session, actions) {
     session.state.pins.forEach((pin, i) => {
       if (pin !== READOUT) strokeBox(context, cellBox(context, pin, size), PIN_COLORS[i], 2.5);
     });
-    if (session.hover !== null && session.hover !== READOUT) strokeBox(context, cellBox(context, session.hover, size), "#fff", 1.5);
+    if (session.hover !== null && session.hover !== READOUT)
+      strokeBox(context, cellBox(context, session.hover, size), "#fff", 1.5);
     target.hidden = outlined === null || session.state.edits.hiddenPatches.includes(outlined);
     if (outlined === null) return;
     const [x, y, w, h] = cellBox(context, outlined, size);
@@ -170,16 +186,21 @@ export function createGrid(session, actions) {
   function drawOverlay() {
     const image = session.input.empty ? null : glowImage(session);
     [overlay.width, overlay.height] = [grid[1], grid[0]];
-    if (image) contextOf(overlay).drawImage(image, 0, 0);
+    if (image) contextOf(overlay).drawImage(image, -1, -1);
   }
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
+    if (!changes.has("query") || changes.size > 1)
+      Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
     if (changes.has("input") || changes.has("layout")) paintInput(session, picture);
     drawOverlay();
     drawMarks();
     const hovered = session.hover;
-    surface.setAttribute("aria-description", hovered === null || hovered === READOUT ? "Readout" : `Patch in ${patchName(hovered, grid)}`);
+    surface.setAttribute(
+      "aria-description",
+      hovered === null || hovered === READOUT ? "Readout" : `Patch in ${patchName(hovered, grid)}`,
+    );
   }
 
   return {

@@ -2,7 +2,7 @@
  * The drawing pad: pen and eraser by pointer or keyboard, undo and redo, and the glow of the attended patches.
  */
 
-import { contextOf, fitCanvas, iconButton, node, checkbox } from "./dom.js";
+import { fitCanvas, iconButton, node, checkbox } from "./dom.js";
 import { glowImage } from "./maps.js";
 import { clamp } from "./layout.js";
 import { ERASER_RADIUS, PEN_RADIUS, UNITS } from "./strokes.js";
@@ -31,13 +31,15 @@ export function createPad(session, onTouch) {
       class: "ch-pad",
       tabindex: "0",
       role: "application",
-      "aria-label": "Drawing pad. Draw with the pointer, or with the keyboard: arrow keys move the pen, Space puts it down or lifts it.",
+      "aria-label":
+        "Drawing pad. Draw with the pointer, or with the keyboard: arrow keys move the pen, Space puts it down or lifts it.",
     },
     glow,
     ink,
     hint,
   );
 
+  const sizes = { width: 0, height: 0 };
   /** @type {Stroke | null} stroke that is being drawn */
   let current = null;
   let erasing = false;
@@ -139,7 +141,9 @@ export function createPad(session, onTouch) {
 
   surface.addEventListener("keydown", (event) => {
     const step = KEY_STEP * (event.shiftKey ? 4 : 1);
-    const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [0, 0];
+    const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [
+      0, 0,
+    ];
     if (dx || dy) {
       cursor.x = clamp(cursor.x + dx * step, 0, width);
       cursor.y = clamp(cursor.y + dy * step, 0, height);
@@ -175,12 +179,25 @@ export function createPad(session, onTouch) {
     "Scales the drawing to 20 × 20 pixels and moves its center of mass to the center of the image, as MNIST was prepared. The model has only seen such images.",
     (checked) => session.update({ center: checked }),
   );
-  const tools = node("div", { class: "ch-tools", role: "toolbar", "aria-label": "Drawing tools" }, pen, eraser, undoButton, redoButton, clearButton);
-  const element = node("div", { class: "ch-pad-area" }, surface, node("div", { class: "ch-pad-tools" }, tools, center.element));
+  const tools = node(
+    "div",
+    { class: "ch-tools", role: "toolbar", "aria-label": "Drawing tools" },
+    pen,
+    eraser,
+    undoButton,
+    redoButton,
+    clearButton,
+  );
+  const element = node(
+    "div",
+    { class: "ch-pad-area" },
+    surface,
+    node("div", { class: "ch-pad-tools" }, tools, center.element),
+  );
 
   function drawInk() {
-    const size = surface.clientWidth;
-    const context = fitCanvas(ink, size, surface.clientHeight);
+    const size = sizes.width;
+    const context = fitCanvas(ink, size, sizes.height);
     const scale = size / width;
     context.lineCap = context.lineJoin = "round";
     for (const { erase, points } of session.state.strokes) {
@@ -189,8 +206,7 @@ export function createPad(session, onTouch) {
       context.strokeStyle = "#fff";
       context.beginPath();
       context.moveTo(points[0] * scale, points[1] * scale);
-      for (let i = 2; i < points.length; i += 2) context.lineTo(points[i] * scale, points[i + 1] * scale);
-      if (points.length === 2) context.lineTo(points[0] * scale, points[1] * scale + 0.01);
+      traceCurve(context, points, scale);
       context.stroke();
     }
     context.globalCompositeOperation = "source-over";
@@ -203,21 +219,25 @@ export function createPad(session, onTouch) {
   }
 
   function drawGlow() {
-    const size = surface.clientWidth;
-    const context = fitCanvas(glow, size, surface.clientHeight);
+    const size = sizes.width;
+    const context = fitCanvas(glow, size, sizes.height);
     const image = session.input.empty ? null : glowImage(session);
     if (!image || !spec) return;
     const transform = session.input.transform ?? { scale: 1, dx: 0, dy: 0 };
     const scale = size / width / transform.scale;
     context.globalAlpha = 0.85;
     context.imageSmoothingEnabled = true;
-    context.drawImage(image, -transform.dx * scale, -transform.dy * scale, width * scale, height * scale);
+    const [patchWidth, patchHeight] = [(width * scale) / (image.width - 2), (height * scale) / (image.height - 2)];
+    const [x, y] = [-transform.dx * scale - patchWidth, -transform.dy * scale - patchHeight];
+    context.drawImage(image, x, y, image.width * patchWidth, image.height * patchHeight);
     context.globalAlpha = 1;
   }
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
     if (session.state.source !== "draw") return;
+    if (changes.has("layout") || changes.has("state"))
+      Object.assign(sizes, { width: surface.clientWidth, height: surface.clientHeight });
     if (changes.has("input") || changes.has("layout") || changes.has("state")) {
       drawInk();
       hint.hidden = session.state.strokes.length > 0;
@@ -229,5 +249,20 @@ export function createPad(session, onTouch) {
     if (!changes.has("measures") || changes.size > 1) drawGlow();
   }
 
-  return { element, surface, draw, remember, contextOf: () => contextOf(ink) };
+  return { element, draw, remember };
+}
+
+/**
+ * A smooth curve through the middles of the segments.
+ * @param {CanvasRenderingContext2D} context
+ * @param {number[]} points
+ * @param {number} scale
+ */
+function traceCurve(context, points, scale) {
+  for (let i = 2; i < points.length - 2; i += 2) {
+    const [x, y] = [points[i] * scale, points[i + 1] * scale];
+    context.quadraticCurveTo(x, y, (x + points[i + 2] * scale) / 2, (y + points[i + 3] * scale) / 2);
+  }
+  const last = points.length - 2;
+  context.lineTo(points[last] * scale, points[last + 1] * scale + (last ? 0 : 0.01));
 }

@@ -37,33 +37,61 @@ const LINE = 100;
 export function pythonLines(part, shown) {
   if (shown.description.kind === "trace" || !shown.description.input) return traceLines(shown);
   const needsEdits = editContexts(shown);
-  const imports = ["import base64", ...(needsEdits.length ? ["import contextlib"] : []), "", "import torch", "", "import clearhead"];
+  const imports = [
+    "import base64",
+    ...(needsEdits.length ? ["import contextlib"] : []),
+    "",
+    "import torch",
+    "",
+    "import clearhead",
+  ];
   if (part === "aggregates") imports.push("from clearhead import insight");
-  const body = needsEdits.length && part !== "cause" ? ["with edits:", ...indented(partLines(part, shown))] : partLines(part, shown);
-  return [...imports, "", ...inputLines(shown), ...needsEdits, ...body, ""].join("\n");
+  const body = needsEdits.length ? ["with edits:", ...indented(partLines(part, shown))] : partLines(part, shown);
+  const first =
+    part === "cause" && hasEdits(shown.edits)
+      ? ["with torch.no_grad():", "    before = model(images).softmax(-1)[0]", ""]
+      : [];
+  const again = first.length && shown.edits.hiddenPatches.length ? imageLines(shown) : [];
+  const input = first.length
+    ? [...pixelLines(shown), normalizeLine(shown), ...first, ...again]
+    : [...pixelLines(shown), ...imageLines(shown)];
+  return [...imports, "", ...input, ...needsEdits, ...body, ""].join("\n");
 }
 
 /** @param {Shown} shown */
-function inputLines({ description, pixels, edits }) {
-  const input = /** @type {InputSpec} */ (description.input);
-  const { channels, height, width, mean, std, background, patch_size: size } = input;
-  const grid = description.grid ?? [1, 1];
-  const perChannel = (/** @type {number[]} */ values) => `torch.tensor([${values.join(", ")}]).view(-1, 1, 1)`;
-  const hidden = edits.hiddenPatches.map((patch) => {
-    const [top, left] = [Math.floor(patch / grid[1]) * size, (patch % grid[1]) * size];
-    const value = channels === 1 ? String(background[0]) : perChannel(background);
-    return `pixels[..., ${top}:${top + size}, ${left}:${left + size}] = ${value}  # hide the patch in ${patchName(patch, grid)}`;
-  });
+function pixelLines({ description, pixels }) {
+  const { channels, height, width } = /** @type {InputSpec} */ (description.input);
   return [
     `model = ${description.source}`,
     "data = (",
     ...wrapText(toBase64(pixels)).map((line) => `    "${line}"`),
     ")",
     `pixels = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8).view(1, ${channels}, ${height}, ${width})`,
-    ...hidden,
-    `images = (pixels / 255 - ${perChannel(mean)}) / ${perChannel(std)}`,
-    "",
   ];
+}
+
+/** @param {Shown} shown */
+function imageLines(shown) {
+  const { description, edits } = shown;
+  const { channels, background, patch_size: size } = /** @type {InputSpec} */ (description.input);
+  const grid = description.grid ?? [1, 1];
+  const hidden = edits.hiddenPatches.map((patch) => {
+    const [top, left] = [Math.floor(patch / grid[1]) * size, (patch % grid[1]) * size];
+    const value = channels === 1 ? String(background[0]) : perChannel(background);
+    return `pixels[..., ${top}:${top + size}, ${left}:${left + size}] = ${value}  # hide the patch in ${patchName(patch, grid)}`;
+  });
+  return [...hidden, normalizeLine(shown), ""];
+}
+
+/** @param {Shown} shown */
+function normalizeLine({ description }) {
+  const { mean, std } = /** @type {InputSpec} */ (description.input);
+  return `images = (pixels / 255 - ${perChannel(mean)}) / ${perChannel(std)}`;
+}
+
+/** @param {number[]} values */
+function perChannel(values) {
+  return `torch.tensor([${values.join(", ")}]).view(-1, 1, 1)`;
 }
 
 /**
@@ -82,7 +110,9 @@ function editContexts({ description, layers, edits, beta }) {
     lines.push("    edits.enter_context(clearhead.edit(model, name, pattern=change))");
   }
   for (const { layer, head, pattern } of edits.heads) {
-    lines.push(`edits.enter_context(clearhead.edit(model, ${JSON.stringify(layer)}, head=${head}, pattern="${pattern}"))`);
+    lines.push(
+      `edits.enter_context(clearhead.edit(model, ${JSON.stringify(layer)}, head=${head}, pattern="${pattern}"))`,
+    );
   }
   return [...lines, ""];
 }
@@ -102,10 +132,11 @@ function changeLines(edits, patches, own) {
       "weights[..., keys] = 0",
     );
   }
-  if (edits.beta === Infinity) lines.push("weights = (weights == weights.amax(-1, keepdim=True)).float()  # beta = infinity");
+  if (edits.beta === Infinity)
+    lines.push("weights = (weights == weights.amax(-1, keepdim=True)).float()  # beta = infinity");
   else if (edits.beta === 0) lines.push("weights = (weights > 0).float()  # beta = 0");
   else if (edits.beta !== null && own) {
-    lines.push(`weights = weights ** (${number(edits.beta)} / ${number(own)})  # beta = ${number(edits.beta)} instead of the model's ${number(own)}`);
+    lines.push(`weights = weights ** (${number(edits.beta)} / ${number(own)})  # beta in place of the model's own`);
   }
   lines.push("return (weights / weights.sum(-1, keepdim=True)).nan_to_num()");
   return lines;
@@ -126,14 +157,19 @@ function partLines(part, shown) {
     case "bars":
       return ["with torch.no_grad():", "    print(model(images).softmax(-1)[0])  # the probability of each class"];
     case "wall":
-      return ["trace = clearhead.look(model, images)", "print(trace)  # every layer", "figure = trace.plot()  # every layer and head", 'figure.savefig("wall.png")'];
+      return [
+        "trace = clearhead.look(model, images)",
+        "print(trace)  # every layer",
+        "figure = trace.plot()  # every layer and head",
+        'figure.savefig("wall.png")',
+      ];
     case "input":
       return ["trace = clearhead.look(model, images)", ...mapLines(shown, name)];
     case "cause":
       return [
         "with torch.no_grad():",
-        "    before = model(images).softmax(-1)[0]",
-        ...(hasEdits(shown.edits) && editContexts(shown).length ? ["    with edits:", "        after = model(images).softmax(-1)[0]", "print(after - before)"] : ["print(before)"]),
+        "    after = model(images).softmax(-1)[0]",
+        hasEdits(shown.edits) ? "print(after - before)" : "print(after)",
         `score = lambda logits: logits.softmax(-1)[0, ${target}]`,
         "print(clearhead.head_importance(model, images, score))  # effect of setting each head to zero",
       ];
@@ -185,7 +221,9 @@ function aggregateLines({ description, target, layers }) {
   const grid = description.grid ?? [1, 1];
   const pooled = layers[layers.length - 1]?.queries === 1;
   const registers = pooled ? 0 : description.num_prefix_tokens - Number(hasClassTokenIn(description));
-  const options = `class_token=${hasClassTokenIn(description) ? "True" : "False"}${registers > 0 ? `, num_register_tokens=${registers}` : ""}`;
+  const classToken = hasClassTokenIn(description) ? "True" : "False";
+  const options = `class_token=${classToken}${registers > 0 ? `, num_register_tokens=${registers}` : ""}`;
+  const followsTokens = !pooled || description.num_prefix_tokens === 0; // a pooling layer does not see register tokens
   const view = `.view(${grid[0]}, ${grid[1]})`;
   const mean = pooled ? `[trace[${JSON.stringify(layers[layers.length - 1].name)}].weights()]` : "trace";
   const fill = (description.input?.background ?? []).every((value) => value === 0) ? "black" : "mean";
@@ -193,8 +231,8 @@ function aggregateLines({ description, target, layers }) {
     "trace = clearhead.look(model, images)",
     "matrices = {",
     `    "mean": insight.mean_attention(${mean}),`,
-    '    "rollout": insight.rollout(trace),',
-    `    "relevance": insight.relevance(trace, trace.output[:, ${target}]),`,
+    ...(followsTokens ? ['    "rollout": insight.rollout(trace),'] : []),
+    ...(followsTokens ? [`    "relevance": insight.relevance(trace, trace.output[:, ${target}]),`] : []),
     "}",
     "for name, matrix in matrices.items():",
     `    print(name, insight.output_map(matrix, ${options})[0]${view})`,
@@ -206,7 +244,14 @@ function aggregateLines({ description, target, layers }) {
 function traceLines(shown) {
   const name = JSON.stringify(shown.layers[shown.layer]?.name ?? "");
   const head = shown.head === ALL_HEADS ? "" : `head=${shown.head}`;
-  return ["import clearhead", "", `model = ${shown.description.source}`, "trace = clearhead.look(model, inputs)  # the inputs of the recorded pass", `print(trace[${name}].weights(${head}))`, ""].join("\n");
+  return [
+    "import clearhead",
+    "",
+    `model = ${shown.description.source}`,
+    "trace = clearhead.look(model, inputs)  # the inputs of the recorded pass",
+    `print(trace[${name}].weights(${head}))`,
+    "",
+  ].join("\n");
 }
 
 /** @param {string[]} lines */

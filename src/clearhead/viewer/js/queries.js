@@ -31,7 +31,8 @@ export function tokenLayout(description, layer) {
   const patches = description.grid ? description.grid[0] * description.grid[1] : 0;
   const prefix = layer.keys - patches;
   const square = layer.queries === layer.keys;
-  const onGrid = patches > 0 && prefix >= 0 && prefix <= description.num_prefix_tokens && (square || layer.queries === 1);
+  const onGrid =
+    patches > 0 && prefix >= 0 && prefix <= description.num_prefix_tokens && (square || layer.queries === 1);
   const hasClassToken = hasClassTokenIn(description) && prefix > 0;
   return { onGrid, prefix, patches, readout: layer.queries === 1 ? "single" : hasClassToken ? "token" : "mean" };
 }

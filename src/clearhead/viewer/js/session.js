@@ -1,12 +1,12 @@
 /**
- * What the panels show: the state, and everything that is computed from it. Panels read a session, change its state with
- * `update`, and are drawn again once per frame.
+ * What the panels show: the state, and everything that is computed from it. Panels read a session, change its state
+ * with `update`, and are drawn again once per frame.
  */
 
 import { noEdits } from "./engine.js";
+import { examplesOf, inputOf, inputSize } from "./inputs.js";
 import { ALL_HEADS, READOUT, indexOfMax, patchMap, subtractMap, toProbabilities, tokenLayout } from "./queries.js";
 import { hasEdits } from "./state.js";
-import { drawingToImage } from "./strokes.js";
 
 /** @typedef {import("./types.js").Description} Description */
 /** @typedef {import("./types.js").Tensors} Tensors */
@@ -16,7 +16,7 @@ import { drawingToImage } from "./strokes.js";
 /** @typedef {import("./types.js").HeadSteps} HeadSteps */
 /** @typedef {import("./types.js").Attribution} Attribution */
 /** @typedef {import("./state.js").State} State */
-/** @typedef {import("./strokes.js").PadTransform} PadTransform */
+/** @typedef {import("./inputs.js").Input} Input */
 
 /**
  * What has changed since the last frame: the state, the query under the pointer, the input, the result of the pass,
@@ -24,14 +24,13 @@ import { drawingToImage } from "./strokes.js";
  * @typedef {"state" | "query" | "input" | "result" | "measures" | "steps" | "theme" | "layout"} Change
  */
 /** @typedef {{element: HTMLElement, draw: (changes: Set<Change>) => void}} Panel */
-/** @typedef {{pixels: Uint8Array, transform: PadTransform | null, empty: boolean}} Input */
-/** @typedef {{count: number, pixels: Uint8Array, labels: Int32Array | null, logits: Float32Array | null, classes: number}} Examples */
 /** @typedef {{query: number, minus: number | null}} ActiveQuery */
 
 /** Milliseconds without a change of the input before effects are measured. */
 const SETTLE = 140;
-/** Effects are measured without being asked for if they take less than this, in milliseconds. */
-const AUTOMATIC = 2500;
+/** Effects are measured without being asked for if they take less than this, in milliseconds: here, and on a server. */
+const AUTOMATIC = { model: 20000, live: 2500, trace: Infinity };
+const MAX_UNANSWERED = 4;
 const METHODS = /** @type {const} */ (["occlusion", "mean", "rollout", "relevance"]);
 
 export class Session {
@@ -47,7 +46,7 @@ export class Session {
     /** @type {Tensors | null} */
     this.tensors = null;
     /** @type {Input} */
-    this.input = { pixels: new Uint8Array(this.inputSize()), transform: null, empty: true };
+    this.input = { pixels: new Uint8Array(inputSize(description)), transform: null, empty: true };
     /** @type {Result | null} result of the pass with the edits */
     this.result = null;
     /** @type {Float32Array} */
@@ -58,6 +57,10 @@ export class Session {
     this.effects = null;
     /** @type {Map<Attribution["method"], Float32Array>} */
     this.attributions = new Map();
+    /** @type {Float32Array | null} effects to show: the latest ones, also while newer ones are being measured */
+    this.shownEffects = null;
+    /** @type {Map<Attribution["method"], Float32Array>} */
+    this.shownAttributions = new Map();
     /** class whose probability the effects are about: the predicted one */
     this.target = 0;
     /** @type {HeadSteps | null} */
@@ -66,7 +69,6 @@ export class Session {
     this.hover = null;
     /** @type {"light" | "dark"} */
     this.theme = "light";
-    this.busy = false;
     this.penDown = false;
     /** whether the visitor has asked for effects that take long to measure */
     this.measureRequested = false;
@@ -76,6 +78,8 @@ export class Session {
     this.panels = [];
     /** @type {(push: boolean) => void} called when the state has changed */
     this.onState = () => {};
+    /** @type {(busy: boolean) => void} called when the engine starts and ends to compute */
+    this.onBusy = () => {};
     /** @type {(message: string) => void} called with an error of the engine */
     this.onError = () => {};
     /** @type {(() => void)[]} called after a pass, before the next frame */
@@ -86,6 +90,8 @@ export class Session {
     this.changes = new Set();
     this.frame = 0;
     this.version = 0;
+    /** version that the result belongs to; older than `version` while a pass is being computed */
+    this.resultVersion = -1;
     this.running = false;
     this.settleTimer = 0;
     this.closed = false;
@@ -95,11 +101,6 @@ export class Session {
   get numPatches() {
     const { grid } = this.description;
     return grid ? grid[0] * grid[1] : 0;
-  }
-
-  inputSize() {
-    const { input } = this.description;
-    return input ? input.channels * input.height * input.width : 0;
   }
 
   /** The layers of the model; of a live model, they are known after its first pass. */
@@ -121,19 +122,8 @@ export class Session {
     return hasEdits(this.state.edits);
   }
 
-  /** Images to choose from: test examples, or the inputs of a recorded pass. @returns {Examples | null} */
   get examples() {
-    const prefix = this.canRun ? "examples" : "trace";
-    const pixels = this.tensors?.get(`${prefix}.pixels`);
-    if (!pixels || !pixels.shape[0]) return null;
-    const logits = this.tensors?.get(`${prefix}.logits`);
-    return {
-      count: pixels.shape[0],
-      pixels: /** @type {Uint8Array} */ (pixels.data),
-      labels: /** @type {Int32Array | null} */ (this.tensors?.get(`${prefix}.labels`)?.data ?? null),
-      logits: /** @type {Float32Array | null} */ (logits?.data ?? null),
-      classes: logits ? logits.shape[1] : 0,
-    };
+    return examplesOf(this.tensors, this.canRun);
   }
 
   /**
@@ -200,22 +190,9 @@ export class Session {
   }
 
   refreshInput() {
-    this.input = this.makeInput();
+    this.input = inputOf(this.state, this.description, this.examples);
     this.invalidate("input");
     this.requestRun();
-  }
-
-  /** @returns {Input} */
-  makeInput() {
-    const { state, examples } = this;
-    const spec = this.description.input;
-    if (!spec) return { pixels: new Uint8Array(0), transform: null, empty: false };
-    if (state.source === "draw") return drawingToImage(state.strokes, spec, state.center);
-    if (state.source === "picture" && state.picture) return { pixels: state.picture, transform: null, empty: false };
-    const size = this.inputSize();
-    const index = Math.min(state.example, (examples?.count ?? 1) - 1);
-    const pixels = examples ? examples.pixels.slice(index * size, (index + 1) * size) : new Uint8Array(size);
-    return { pixels, transform: null, empty: !examples };
   }
 
   requestRun() {
@@ -230,6 +207,7 @@ export class Session {
     if (!engine) return;
     this.running = true;
     let done = -1;
+    let unanswered = 0;
     while (done !== this.version && !this.closed) {
       done = this.version;
       const { pixels } = this.input;
@@ -237,9 +215,11 @@ export class Session {
       const started = performance.now();
       try {
         const result = await this.whileBusy(engine.run(pixels, edits));
+        if (!result && ++unanswered < MAX_UNANSWERED) done = -1; // another request has replaced it
         if (!result) continue;
         this.recordPass(performance.now() - started);
         const unedited = hasEdits(edits) && engine.canRun ? await this.whileBusy(engine.run(pixels, noEdits)) : result;
+        this.resultVersion = done;
         this.setResult(result, unedited ?? result);
       } catch (error) {
         this.onError(error instanceof Error ? error.message : String(error));
@@ -261,6 +241,7 @@ export class Session {
     this.target = indexOfMax(this.probabilities);
     this.effects = null;
     this.attributions = new Map();
+    if (this.input.empty) this.shownAttributions = new Map();
     for (const callback of this.onResult) callback();
     this.invalidate("result");
   }
@@ -268,7 +249,7 @@ export class Session {
   /** Measure effects when neither the input nor the edits have changed for a moment. */
   measureSoon() {
     clearTimeout(this.settleTimer);
-    if (!this.engine?.canRun || this.input.empty) return;
+    if (!this.engine || this.input.empty) return;
     this.settleTimer = window.setTimeout(() => this.measure(), SETTLE);
   }
 
@@ -290,7 +271,7 @@ export class Session {
   }
 
   get measuresWait() {
-    return this.measureTime > AUTOMATIC && !this.measureRequested;
+    return this.measureTime > AUTOMATIC[this.description.kind] && !this.measureRequested;
   }
 
   async measure() {
@@ -300,20 +281,21 @@ export class Session {
     const { pixels } = this.input;
     const { edits } = this.state;
     try {
-      await this.measureSteps(current);
+      if (engine.canRun) await this.measureSteps(current);
       if (this.measuresWait || !current()) return;
-      if (!this.effects) {
+      if (!this.effects && engine.canRun) {
         const effects = await this.whileBusy(engine.headEffects(pixels, edits, target));
         if (!current()) return;
-        this.effects = effects;
+        this.effects = this.shownEffects = effects;
         this.invalidate("measures");
       }
       if (!this.description.grid) return;
       for (const method of METHODS) {
-        if (this.attributions.has(method)) continue;
+        if (this.attributions.has(method) || (!engine.canRun && method !== "mean" && method !== "rollout")) continue;
         const attribution = await this.whileBusy(engine.attribute(pixels, edits, method, target));
         if (!current()) return;
         if (attribution) this.attributions.set(method, attribution.patches);
+        if (attribution) this.shownAttributions.set(method, attribution.patches);
         this.invalidate("measures");
       }
     } catch (error) {
@@ -327,7 +309,9 @@ export class Session {
     const head = Math.max(0, this.state.head);
     const name = this.layers[layer]?.name;
     if (!engine || !name || (this.steps?.layer === name && this.steps.head === head)) return;
+    const started = performance.now();
     const steps = await this.whileBusy(engine.headSteps(this.input.pixels, this.state.edits, name, head));
+    this.recordPass(performance.now() - started);
     if (!current() || !steps) return;
     this.steps = steps;
     this.invalidate("steps");
@@ -339,11 +323,11 @@ export class Session {
    * @returns {Promise<T>}
    */
   async whileBusy(work) {
-    this.busy = true;
+    this.onBusy(true);
     try {
       return await work;
     } finally {
-      this.busy = false;
+      this.onBusy(false);
     }
   }
 

@@ -2,7 +2,7 @@
  * The state of the page: one plain object, and its text form in the fragment of the address. Pure functions.
  *
  * The text is `key=value` pairs joined by `&`; values equal to the defaults are left out, and whatever cannot be read
- * becomes the default. The examples' filter and the redo history are not part of it.
+ * becomes the default. The history of the pad for undo and redo is not part of it.
  */
 
 import { ALL_HEADS, READOUT } from "./queries.js";
@@ -17,11 +17,14 @@ import { decodeStrokes, encodeStrokes } from "./strokes.js";
 /** @typedef {"layer" | "entropy" | "distance" | "diagonality" | "effect"} Sort */
 /** @typedef {"off" | "drawing" | "close" | "hide" | "done"} StoryStep */
 
+/** @typedef {{label: number, mistakes: boolean, uncertain: boolean}} ExampleFilter label -1: all classes */
+
 /**
  * @typedef {object} State
  * @property {Source} source what the input is made from
  * @property {Stroke[]} strokes
  * @property {number} example
+ * @property {ExampleFilter} filter of the examples
  * @property {Uint8Array | null} picture pixels (C,height,width) of an uploaded picture, if they are few
  * @property {boolean} center MNIST's preprocessing of drawings
  * @property {number} layer index of the selected layer; -1: the last one
@@ -57,6 +60,7 @@ export function defaultState(description) {
     source: draws ? "draw" : "example",
     strokes: [],
     example: 0,
+    filter: { label: -1, mistakes: false, uncertain: false },
     picture: null,
     center: true,
     layer: -1,
@@ -95,6 +99,8 @@ export function encodeState(state, description) {
   add("s", state.source, defaults.source, keyOf(SOURCES, state.source));
   if (state.strokes.length) add("d", true, false, encodeStrokes(state.strokes));
   add("e", state.example, 0);
+  const { label, mistakes, uncertain } = state.filter;
+  add("f", (label < 0 ? "" : label) + (mistakes ? "m" : "") + (uncertain ? "u" : ""), "");
   if (state.source === "picture" && state.picture && state.picture.length <= MAX_PICTURE_BYTES) {
     add("p", true, false, bytesToText(state.picture));
   }
@@ -109,8 +115,10 @@ export function encodeState(state, description) {
   add("x", edits.hiddenPatches.join("."), "");
   add("y", edits.maskedPatches.join("."), "");
   add("z", edits.heads.map((e) => `${layerOf(e)}-${e.head}${keyOf(PATTERNS, e.pattern)}`).join("."), "");
-  if (edits.beta !== null) add("b", true, false, edits.beta === Infinity ? "inf" : String(Number(edits.beta.toPrecision(4))));
-  if (state.cell) add("a", true, false, `${MATRICES.indexOf(state.cell.matrix)}.${state.cell.row}.${state.cell.column}`);
+  if (edits.beta !== null)
+    add("b", true, false, edits.beta === Infinity ? "inf" : String(Number(edits.beta.toPrecision(4))));
+  if (state.cell)
+    add("a", true, false, `${MATRICES.indexOf(state.cell.matrix)}.${state.cell.row}.${state.cell.column}`);
   add("w", state.story, "off", keyOf(STORIES, state.story));
   add("t", state.theme, "auto", keyOf(THEMES, state.theme));
   return pairs.map(([key, value]) => `${key}=${value}`).join("&");
@@ -125,7 +133,12 @@ export function encodeState(state, description) {
  */
 export function decodeState(text, description, numExamples = Infinity) {
   const state = defaultState(description);
-  const values = new Map(text.replace(/^#/, "").split("&").map((pair) => splitOnce(pair)));
+  const values = new Map(
+    text
+      .replace(/^#/, "")
+      .split("&")
+      .map((pair) => splitOnce(pair)),
+  );
   const get = (/** @type {string} */ key) => values.get(key) ?? "";
   const patches = description.grid ? description.grid[0] * description.grid[1] : 0;
   const numLayers = description.layers.length || Infinity;
@@ -135,6 +148,9 @@ export function decodeState(text, description, numExamples = Infinity) {
   state.source = choice(SOURCES, get("s"), state.source);
   if (state.source === "draw" && !(canRun && description.input?.draw)) state.source = "example";
   state.example = integer(get("e"), 0, numExamples - 1) ?? 0;
+  const filter = /^(\d{0,5})(m?)(u?)$/.exec(get("f")) ?? ["", "", "", ""];
+  const label = integer(filter[1], 0, description.classes.length - 1) ?? -1;
+  state.filter = { label, mistakes: filter[2] === "m", uncertain: filter[3] === "u" };
   const size = description.input ? description.input.channels * description.input.height * description.input.width : 0;
   state.picture = textToBytes(get("p"), size);
   if (state.source === "picture" && !(canRun && state.picture)) state.source = defaultState(description).source;
@@ -218,7 +234,10 @@ function integer(text, low, high) {
  * @returns {number[]}
  */
 function integers(text, low, high) {
-  const values = text.split(".").slice(0, MAX_EDITS).map((part) => integer(part, low, high));
+  const values = text
+    .split(".")
+    .slice(0, MAX_EDITS)
+    .map((part) => integer(part, low, high));
   return [...new Set(values)].filter((value) => value !== null);
 }
 

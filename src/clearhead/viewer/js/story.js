@@ -15,8 +15,9 @@ import { decodeStrokes } from "./strokes.js";
 /** @typedef {import("./types.js").Description} Description */
 
 /** A 3, and the stroke that closes it to an 8. */
-export const RECORDED_THREE = "p1U1RYMaNcOfPfQgTgUfXeZcaZcYdUdSeQdNcMbLZKYKVLTEuwJwJgYeadcadYeWfTfQeOfMdKcJaJZIWJVJTLRMPPNRNTLWLZLbMdM";
-export const RECORDED_CLOSING = "p1U1RSeUeUeWdXcYcZcNVPURUTVVUWVYU";
+export const RECORDED_THREE =
+  "p1e1FXRYSZSZSZSZTaTaTaUaUaUaVaVZVaWZWaWZXYXYYYXXYXYXZWYVZVYVZUZUYTZSYTZRYSYRYRYQXRXQXQWQWQW1VnTnSaWaWaWZXZYZXYZYYXZXZXZVaWZUaVaTaUZSaTaRZSZRZQZRYQYQYQXPXQWPWQWQVPURUQUQTRTRSSSSSTRTRTRURVQVQVR";
+export const RECORDED_CLOSING = "p1e1FUZUZUZUYVZVYVZVYVYWZWYWYWXXYXYPYQXRYRYRYTYSYTYUYUZVYVZVYWZXZ";
 
 /** Duration of a recorded drawing, in milliseconds. */
 const DRAWING_TIME = 2400;
@@ -33,15 +34,24 @@ export function hasStory(description) {
 /**
  * @param {Session} session
  * @param {{outline: (patch: number | null) => void}} grid
- * @param {{hide: (patch: number) => void}} actions
+ * @param {{hide: (patch: number) => void, remember: () => void}} actions `remember` keeps the drawing for undo
  */
 export function createStory(session, grid, actions) {
   const { classes } = session.description;
   const [three, eight] = [classes.indexOf("3"), classes.indexOf("8")];
   const prompt = node("p", { class: "ch-prompt", "aria-live": "polite" });
   const show = node("button", { type: "button", class: "ch-button ch-primary", click: () => playClosing() }, "Show me");
-  const hideIt = node("button", { type: "button", class: "ch-button ch-primary", click: () => patch !== null && actions.hide(patch) }, "Hide it");
-  const replay = iconButton("replay", "Replay the story", () => start());
+  const hideIt = node(
+    "button",
+    { type: "button", class: "ch-button ch-primary", click: () => patch !== null && actions.hide(patch) },
+    "Hide it",
+  );
+  const replay = node(
+    "button",
+    { type: "button", class: "ch-button ch-quiet-button", click: () => start() },
+    icon("replay"),
+    node("span", {}, "Replay the story"),
+  );
   const dismiss = iconButton("close", "Dismiss the story", () => setStep("off"));
   const dots = ["Draw", "See", "Cause"].map((text) => node("li", {}, text));
   const element = node(
@@ -71,12 +81,26 @@ export function createStory(session, grid, actions) {
 
   function start() {
     stopAnimation();
-    session.update({ source: "draw", center: true, strokes: [], pins: [], layer: -1, head: -1, direction: "to", edits: { heads: [], hiddenPatches: [], maskedPatches: [], beta: null }, story: "drawing" }, { push: false });
+    session.update(
+      {
+        source: "draw",
+        center: true,
+        strokes: [],
+        pins: [],
+        layer: -1,
+        head: -1,
+        direction: "to",
+        edits: { heads: [], hiddenPatches: [], maskedPatches: [], beta: null },
+        story: "drawing",
+      },
+      { push: false },
+    );
     play(decodeStrokes(RECORDED_THREE), [], DRAWING_TIME, () => setStep("close"));
   }
 
   function playClosing() {
     stopAnimation();
+    actions.remember();
     const before = session.state.strokes;
     play(decodeStrokes(RECORDED_CLOSING), before, CLOSING_TIME, () => session.update({}, { push: true }));
   }
@@ -102,7 +126,10 @@ export function createStory(session, grid, actions) {
     const frame = () => {
       const t = (performance.now() - started) / duration;
       if (t >= 1) return finish();
-      session.update({ strokes: [...before, ...firstPoints(strokes, Math.ceil(easeInOut(t) * total))] }, { push: false });
+      session.update(
+        { strokes: [...before, ...firstPoints(strokes, Math.ceil(easeInOut(t) * total))] },
+        { push: false },
+      );
       animation = requestAnimationFrame(frame);
     };
     animation = requestAnimationFrame(frame);
@@ -124,13 +151,15 @@ export function createStory(session, grid, actions) {
   /** Follow the predictions. */
   function observe() {
     const { state, probabilities } = session;
-    if (session.input.empty || animation || session.penDown || !probabilities.length) return;
+    if (session.input.empty && !animation && state.story !== "drawing") setStep("off");
+    if (session.input.empty || animation || session.penDown || session.resultVersion !== session.version) return;
     const predicted = indexOfMax(probabilities);
     if (state.story === "close") {
       if (predicted === three && !session.edited) measured.three = probabilities[three];
-      if (predicted === eight && !session.edited && measured.three) {
+      if (predicted === eight && !session.edited && state.strokes.length > 1) {
         measured.eight = probabilities[eight];
         setStep("hide", true);
+        session.measureRequested = true;
       }
     } else if (state.story === "hide") {
       if (!session.edited && predicted !== eight) setStep("close");
@@ -139,13 +168,25 @@ export function createStory(session, grid, actions) {
         measured.back = probabilities[three];
         setStep("done", true);
       }
-    } else if (state.story === "done" && !session.edited) setStep(predicted === eight ? "hide" : "close");
+    } else if (state.story === "done") {
+      if (!session.edited) setStep(predicted === eight ? "hide" : "close");
+      measured.eight = session.baseline[eight];
+      measured.back = probabilities[three];
+    }
   }
 
   /** Choose the patch whose hiding brings the 3 back: by measured effect, not by the map. */
   async function choosePatch() {
     const occlusion = session.attributions.get("occlusion");
-    if (session.state.story !== "hide" || session.edited || patch !== null || searching || !occlusion || !session.engine) return;
+    if (
+      session.state.story !== "hide" ||
+      session.edited ||
+      patch !== null ||
+      searching ||
+      !occlusion ||
+      !session.engine
+    )
+      return;
     searching = true;
     const { version } = session;
     const order = [...occlusion.keys()].sort((a, b) => occlusion[b] - occlusion[a]).slice(0, MAX_TRIES);
@@ -165,21 +206,34 @@ export function createStory(session, grid, actions) {
     session.invalidate("state");
   }
 
+  /** What was shown, with the measured probabilities. @param {number} count of patches */
+  function conclusion(count) {
+    const before = measured.three ? ` (${percent(measured.three)})` : "";
+    const turned = `One stroke turned a 3${before} into an 8 (${percent(measured.eight)}).`;
+    if (measured.back <= 0.5) {
+      return `${turned} Without the patch with the largest effect, 8 has ${percent(session.probabilities[eight])}.`;
+    }
+    const again = `Without one of ${count} patches, the model reads 3 again (${percent(measured.back)})`;
+    return `${turned} ${again}: it had used what you drew there.`;
+  }
+
   function sentence() {
     const shape = session.description.grid ?? [1, 1];
     const { story } = session.state;
-    const count = shape[0] * shape[1];
     switch (story) {
       case "drawing":
         return "Watch: the model reads every stroke of the pen.";
-      case "close":
-        return "Close the left side of the 3.";
+      case "close": {
+        const predicted = indexOfMax(session.probabilities);
+        const isTried = session.state.strokes.length > 1 && !session.penDown && !animation && predicted !== eight;
+        if (!isTried) return "Close the left side of the 3.";
+        const reading = `${session.className(predicted)} (${percent(session.probabilities[predicted])})`;
+        return `Still read as ${reading}. Undo, and join both ends of the 3 with its middle.`;
+      }
       case "hide":
         return patch === null ? "It is an 8 now. Measuring which patch made the difference …" : "Now hide that patch.";
       case "done":
-        return measured.back > 0.5
-          ? `One stroke turned a 3 (${percent(measured.three)}) into an 8 (${percent(measured.eight)}). Without one of ${count} patches, the model reads 3 again (${percent(measured.back)}): it had used what you drew there.`
-          : `One stroke turned a 3 into an 8 (${percent(measured.eight)}). Hiding the patch with the largest effect left ${percent(session.probabilities[eight])} for 8.`;
+        return conclusion(shape[0] * shape[1]);
       default:
         return "";
     }
@@ -187,6 +241,7 @@ export function createStory(session, grid, actions) {
 
   /** @param {Set<Change>} changes */
   function draw(changes) {
+    if (changes.has("state") || changes.has("input") || changes.has("result")) observe();
     if (changes.has("measures") || changes.has("state")) choosePatch();
     const { story } = session.state;
     const text = sentence();
@@ -201,8 +256,7 @@ export function createStory(session, grid, actions) {
     if (patch !== null) hideIt.title = `Hide the patch in ${patchName(patch, session.description.grid ?? [1, 1])}`;
   }
 
-  session.onResult.push(observe);
-  return { element, draw, start, takeOver, observe, close: stopAnimation, icon };
+  return { element, draw, start, takeOver, close: stopAnimation };
 }
 
 /** @param {number} t */

@@ -91,7 +91,7 @@ function clampUnit(value) {
 }
 
 /**
- * Paint strokes on a raster (height, width) of 0 and 1, after the transform. The pen keeps its width; the eraser scales.
+ * Paint strokes on a raster (height, width) of 0 and 1, after the transform. The pen keeps its width, the eraser scales.
  * @param {Stroke[]} strokes
  * @param {number} width
  * @param {number} height
@@ -106,7 +106,17 @@ export function paintStrokes(strokes, width, height, transform) {
     for (let i = 0; i < points.length; i += 2) {
       const j = Math.max(0, i - 2);
       const from = [scale * points[j] + dx, scale * points[j + 1] + dy];
-      paintSegment(raster, width, height, from[0], from[1], scale * points[i] + dx, scale * points[i + 1] + dy, radius, erase ? 0 : 1);
+      paintSegment(
+        raster,
+        width,
+        height,
+        from[0],
+        from[1],
+        scale * points[i] + dx,
+        scale * points[i + 1] + dy,
+        radius,
+        erase ? 0 : 1,
+      );
     }
   }
   return raster;
@@ -167,8 +177,8 @@ export function measureInk(raster, width, height) {
 }
 
 /**
- * The gray image (height, width) of a drawing, and the transform that was applied. With `center`, as MNIST was prepared:
- * the drawing is scaled to fit into 20 of 28 pixels, and its center of mass moves to the center. Unlike in a scaled
+ * The gray image (height, width) of a drawing, and the transform that was applied. With `center`, as MNIST was made: the
+ * drawing is scaled to fit into 20 of 28 pixels, and its center of mass moves to the center. Unlike in a scaled
  * picture, the pen keeps its width.
  * @param {Stroke[]} strokes
  * @param {{width: number, height: number}} size of the input, in pixels

@@ -1,8 +1,8 @@
 /**
  * The entrance of the viewer: `render({model, el})`, as anywidget defines it.
  *
- * For tests, `el.viewer` has the current `state`, `result`, `engine` and `session`, and `ready`, a promise that resolves
- * after the first pass.
+ * For tests, `el.viewer` has the current `state`, `result`, `engine` and `session`, and `ready`, a promise that
+ * resolves after the first pass.
  */
 
 import { createActions } from "./actions.js";
@@ -17,13 +17,15 @@ import { figureOfAggregates, figureOfBars, figureOfHead, figureOfInput, figureOf
 import { createHeadPanel } from "./head_panel.js";
 import { createHelp, createToast } from "./help.js";
 import { createInputPanel } from "./input_panel.js";
+import { linkKeys, linkState, linkTheme } from "./links.js";
 import { percent, topTwo } from "./layout.js";
 import { createPad } from "./pad.js";
 import { pythonLines } from "./python.js";
 import { parseSafetensors } from "./safetensors.js";
 import { Session } from "./session.js";
-import { decodeState, encodeState } from "./state.js";
+import { decodeState } from "./state.js";
 import { createStory, hasStory } from "./story.js";
+import { createTokenMatrix } from "./token_matrix.js";
 import { createWall } from "./wall.js";
 
 /** @typedef {import("./types.js").Description} Description */
@@ -32,9 +34,10 @@ import { createWall } from "./wall.js";
 /** @typedef {import("./python.js").PartName} PartName */
 /** @typedef {import("./exporting.js").Figure} Figure */
 
-/** Milliseconds of rest before a prediction is read aloud, and before the address changes. */
+/** Milliseconds of rest before a prediction is read aloud. */
 const READ_DELAY = 700;
-const ADDRESS_DELAY = 250;
+/** The wall of a model with more heads takes the whole width. */
+const MANY_HEADS = 24;
 
 /**
  * @param {{model: WidgetModel, el: HTMLElement}} context
@@ -96,7 +99,11 @@ function startEngine(model, session, page) {
     const tensors = parseSafetensors(bytes);
     const given = model.get("engine");
     const spawnWorker = model.get("spawn") ?? null;
-    const engine = given ?? (description.kind === "trace" ? createTraceEngine(description, tensors) : createEngine({ description, tensors, spawnWorker }));
+    const engine =
+      given ??
+      (description.kind === "trace"
+        ? createTraceEngine(description, tensors)
+        : createEngine({ description, tensors, spawnWorker }));
     session.start(tensors, engine);
     page.showFacts();
   } catch (error) {
@@ -121,20 +128,34 @@ function buildPage(session) {
   let story = null;
   const hasGrid = Boolean(description.grid && description.input);
   const input = hasGrid ? createInputPanel(session, actions, menu("input", figureOfInput)) : null;
-  if (input && hasStory(description)) story = createStory(session, input.grid, actions);
   const pad = session.canRun && description.input?.draw ? createPad(session, () => story?.takeOver()) : null;
-  const source = description.input ? createSourcePanel(session, pad, menu("pad", figureOfPad), story?.element ?? node("div")) : null;
+  if (input && pad && hasStory(description)) {
+    story = createStory(session, input.grid, { hide: actions.hide, remember: pad.remember });
+  }
+  const matrix = createTokenMatrix(session, menu("input", figureOfWall));
+  const source = description.input
+    ? createSourcePanel(session, pad, menu("pad", figureOfPad), story?.element ?? node("div"))
+    : null;
   const bars = description.classes.length || session.canRun ? createBars(session) : null;
   const wall = createWall(session, actions);
   const cause = session.canRun ? createCause(session, actions, menu("cause", figureOfBars)) : null;
   const aggregates = hasGrid ? createAggregates(session, menu("aggregates", figureOfAggregates)) : null;
   const head = session.canRun ? createHeadPanel(session, menu("head-panel", figureOfHead)) : null;
   const wallPanel = createWallPanel(session, wall, menu("wall", figureOfWall));
-  const barsPanel = bars && node("section", { class: "ch-panel ch-area-bars", "data-part": "bars", "aria-label": "Prediction" }, panelHead("Prediction", null, menu("bars", figureOfBars)), bars.element);
+  const barsPanel =
+    bars &&
+    node(
+      "section",
+      { class: "ch-panel ch-area-bars", "data-part": "bars", "aria-label": "Prediction" },
+      panelHead("Prediction", null, menu("bars", figureOfBars)),
+      bars.element,
+    );
 
   const facts = node("span", { class: "ch-note ch-facts" });
   const busy = node("span", { class: "ch-busy", "aria-hidden": "true" });
-  const themeButton = iconButton("auto", "Light or dark (T)", () => session.update({ theme: session.theme === "dark" ? "light" : "dark" }, { push: false }));
+  const themeButton = iconButton("auto", "Light or dark (T)", () =>
+    session.update({ theme: session.theme === "dark" ? "light" : "dark" }, { push: false }),
+  );
   const copyLink = iconButton("link", "Copy the link to this state", async () => {
     await copyText(window.location.href);
     toast.say("Link copied.");
@@ -149,29 +170,43 @@ function buildPage(session) {
   const notices = node("div", { class: "ch-notices" });
   for (const line of description.unresolved) notices.append(node("p", { class: "ch-notice" }, `Not recorded: ${line}`));
   const live = node("div", { class: "ch-hidden", role: "status", "aria-live": "polite" });
-  const many = description.layers.reduce((sum, { heads }) => sum + heads, 0) > 24;
+  const many = description.layers.reduce((sum, { heads }) => sum + heads, 0) > MANY_HEADS;
   const root = node(
     "div",
-    { class: `ch-viewer${many ? " ch-many-heads" : ""}`, "data-kind": description.kind },
+    { class: `ch-viewer${many ? " ch-many-heads" : ""}${hasGrid ? "" : " ch-no-grid"}`, "data-kind": description.kind },
     header,
     notices,
-    node("main", { class: "ch-instrument" }, source?.element, input?.element, barsPanel, wallPanel.element, cause?.element, aggregates?.element, head?.element),
+    node(
+      "main",
+      { class: "ch-instrument" },
+      source?.element,
+      input?.element,
+      matrix.element,
+      barsPanel,
+      wallPanel.element,
+      cause?.element,
+      aggregates?.element,
+      head?.element,
+    ),
     live,
     help.element,
     toast.element,
   );
 
-  session.panels = [source, input, bars, wallPanel, cause, aggregates, head, story].filter((panel) => panel !== null);
+  session.panels = [source, input, matrix, bars, wallPanel, cause, aggregates, head, story].filter(
+    (panel) => panel !== null,
+  );
   session.panels.push({ element: root, draw: drawRoot });
   session.onError = showError;
+  session.onBusy = (isBusy) => busy.classList.toggle("ch-on", isBusy);
   let reading = 0;
 
   /** @param {Set<Change>} changes */
   function drawRoot(changes) {
     if (changes.has("theme")) root.dataset.theme = session.theme;
     root.classList.toggle("ch-ready", Boolean(session.result));
-    busy.classList.toggle("ch-on", session.busy && session.passTime > 120);
     if (!changes.has("result")) return;
+    root.classList.toggle("ch-many-heads", session.layers.reduce((sum, { heads }) => sum + heads, 0) > MANY_HEADS);
     clearTimeout(reading);
     reading = window.setTimeout(readAloud, READ_DELAY);
   }
@@ -192,7 +227,11 @@ function buildPage(session) {
     const weights = [...(session.tensors ?? [])].filter(([name]) => name.startsWith("model."));
     const count = weights.reduce((sum, [, { data }]) => sum + data.length, 0);
     const heads = session.layers.reduce((sum, { heads: n }) => sum + n, 0);
-    const parts = [count ? `${count.toLocaleString("en")} parameters` : "", `${session.layers.length} attention layers`, `${heads} heads`];
+    const parts = [
+      count ? `${count.toLocaleString("en")} parameters` : "",
+      `${session.layers.length} attention layers`,
+      `${heads} heads`,
+    ];
     setText(facts, parts.filter(Boolean).join(" · "));
   }
 
@@ -206,11 +245,22 @@ function buildPage(session) {
  */
 function createWallPanel(session, wall, menu) {
   /** @type {[import("./state.js").Sort, string][]} */
-  const sorts = [["layer", "layer"], ["entropy", "entropy"], ["distance", "distance"], ["diagonality", "diagonality"]];
+  const sorts = [
+    ["layer", "layer"],
+    ["entropy", "entropy"],
+    ["distance", "distance"],
+    ["diagonality", "diagonality"],
+  ];
   if (session.canRun) sorts.push(["effect", "measured effect"]);
   const sort = dropdown("Sort by", sorts, (value) => session.update({ sort: value }));
-  const scale = checkbox("Own scale", "Each map uses its own color limits", (checked) => session.update({ scale: checked ? "own" : "shared" }));
-  const measure = node("button", { type: "button", class: "ch-button", click: () => ((session.measureRequested = true), session.measure()) });
+  const scale = checkbox("Own scale", "Each map uses its own color limits", (checked) =>
+    session.update({ scale: checked ? "own" : "shared" }),
+  );
+  const measure = node("button", {
+    type: "button",
+    class: "ch-button",
+    click: () => ((session.measureRequested = true), session.measure()),
+  });
   const note = node("p", { class: "ch-note ch-wall-note" });
   const element = node(
     "section",
@@ -229,7 +279,12 @@ function createWallPanel(session, wall, menu) {
     measure.hidden = !(session.canRun && session.result && session.measuresWait);
     setText(measure, `Measure effects (about ${Math.ceil(session.measureTime / 1000)} s)`);
     const name = session.probabilities.length ? session.className(session.target) : "";
-    setText(note, session.canRun && name && !session.input.empty ? `± is the change of P(${name}) when the head is set to zero.` : "");
+    setText(
+      note,
+      session.canRun && name && !session.input.empty
+        ? `± is the change of P(${name}) when the head is set to zero.`
+        : "",
+    );
   }
   return { element, draw };
 }
@@ -239,106 +294,18 @@ function shownBy(session) {
   const { description, layers, layer, target } = session;
   const { head, direction, edits } = session.state;
   const { query, minus } = session.activeQuery;
-  return { description, layers, layer, head, query, minus, direction, target, edits, pixels: session.input.pixels, beta: ownBeta(session) };
-}
-
-/**
- * Keep the state and the address of the page equal.
- * @param {WidgetModel} model
- * @param {Session} session
- */
-function linkState(model, session) {
-  const { description } = session;
-  let written = encodeState(session.state, description);
-  let timer = 0;
-  let pushNext = false;
-  const write = () => {
-    const next = encodeState(session.state, description);
-    if (next === written) return;
-    written = next;
-    try {
-      if (pushNext) window.history.pushState(null, "", window.location.href);
-    } catch {
-      // a frame without an address of its own has no history
-    }
-    pushNext = false;
-    model.set("state", next);
-    model.save_changes();
-  };
-  session.onState = (push) => {
-    pushNext ||= push;
-    clearTimeout(timer);
-    timer = window.setTimeout(write, ADDRESS_DELAY);
-  };
-  const read = () => {
-    const next = (model.get("state") ?? "").replace(/^#/, "");
-    if (next === written) return;
-    clearTimeout(timer);
-    written = next;
-    const onState = session.onState;
-    session.onState = () => {};
-    session.update(decodeState(next, description, session.examples?.count), { push: false });
-    session.onState = onState;
-  };
-  model.on("change:state", read);
-  return () => {
-    clearTimeout(timer);
-    model.off("change:state", read);
-  };
-}
-
-/**
- * @param {Session} session
- * @param {HTMLElement} root
- */
-function linkTheme(session, root) {
-  const query = window.matchMedia("(prefers-color-scheme: dark)");
-  const apply = () => {
-    const { theme } = session.state;
-    const next = theme === "auto" ? (query.matches ? "dark" : "light") : theme;
-    if (next === root.dataset.theme) return;
-    session.theme = next;
-    root.dataset.theme = next;
-    session.invalidate("theme", "layout");
-  };
-  apply();
-  query.addEventListener("change", apply);
-  session.panels.push({ element: root, draw: apply });
-  return () => query.removeEventListener("change", apply);
-}
-
-/**
- * Keys that work everywhere, and pictures that are dropped or pasted.
- * @param {Session} session
- * @param {ReturnType<typeof buildPage>} page
- */
-function linkKeys(session, page) {
-  /** @param {KeyboardEvent} event */
-  const onKey = (event) => {
-    const target = /** @type {HTMLElement} */ (event.target);
-    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName ?? "")) return;
-    if (event.key === "?") page.help.toggle();
-    else if (event.key === "r" && session.canRun) page.actions.reset();
-    else if (event.key === "t") session.update({ theme: session.theme === "dark" ? "light" : "dark" }, { push: false });
-    else return;
-    event.preventDefault();
-  };
-  /** @param {DataTransfer | null} data */
-  const receive = (data) => {
-    const file = [...(data?.files ?? [])].find(({ type }) => type.startsWith("image/"));
-    if (file) page.source?.receiveFile(file);
-    return Boolean(file);
-  };
-  const onPaste = (/** @type {ClipboardEvent} */ event) => receive(event.clipboardData) && event.preventDefault();
-  const onDrop = (/** @type {DragEvent} */ event) => receive(event.dataTransfer) && event.preventDefault();
-  const onDrag = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files") && event.preventDefault();
-  document.addEventListener("keydown", onKey);
-  document.addEventListener("paste", onPaste);
-  page.root.addEventListener("drop", onDrop);
-  page.root.addEventListener("dragover", onDrag);
-  return () => {
-    document.removeEventListener("keydown", onKey);
-    document.removeEventListener("paste", onPaste);
+  return {
+    description,
+    layers,
+    layer,
+    head,
+    query,
+    minus,
+    direction,
+    target,
+    edits,
+    pixels: session.input.pixels,
+    beta: ownBeta(session),
   };
 }
 

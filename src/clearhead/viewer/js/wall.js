@@ -4,9 +4,10 @@
  * All maps are drawn on one canvas; the buttons over it take the focus and the clicks.
  */
 
-import { GLOW, SIGNED_DARK, cssColor, paintColors } from "./colors.js";
+import { GLOW, SIGNED_DARK, SIGNED_LIGHT, cssColor, paintColors } from "./colors.js";
 import { contextOf, drawColorBar, fitCanvas, node, setText } from "./dom.js";
-import { orderHeads, shortNumber, signOf, signed, wallBlocks, wallRows } from "./layout.js";
+import { cellAt, orderHeads, patchName, shortNumber, signOf, signed, wallBlocks, wallRows } from "./layout.js";
+import { headMatrix, tokenLabel } from "./token_matrix.js";
 import { headDiagonality, headDistance, headEntropy } from "./statistics.js";
 import { ALL_HEADS, maxAbsOf, maxOf, tokenLayout } from "./queries.js";
 
@@ -18,7 +19,9 @@ import { ALL_HEADS, maxAbsOf, maxOf, tokenLayout } from "./queries.js";
 /** Cells smaller than this have no caption. */
 const SMALL = 54;
 const OPTIONS = { gap: 12, caption: 20, label: 22, minSize: 20, goodSize: 84, maxSize: 128 };
-const SMALL_OPTIONS = { ...OPTIONS, gap: 4, caption: 0 };
+/** Of many heads, the overview counts more than the single map: small cells, with the effect as a colored line. */
+const MANY = 40;
+const SMALL_OPTIONS = { ...OPTIONS, gap: 4, caption: 6, goodSize: 36, maxSize: SMALL - 2 };
 
 /**
  * @param {Session} session
@@ -26,7 +29,15 @@ const SMALL_OPTIONS = { ...OPTIONS, gap: 4, caption: 0 };
  */
 export function createWall(session, actions) {
   const canvas = node("canvas", { class: "ch-layer", "aria-hidden": "true" });
-  const stage = node("div", { class: "ch-wall-stage", role: "group", "aria-label": "Layers and heads. Arrow keys move, Enter selects, Z sets a head to zero, U makes it uniform." }, canvas);
+  const stage = node(
+    "div",
+    {
+      class: "ch-wall-stage",
+      role: "group",
+      "aria-label": "Layers and heads. Arrow keys move, Enter selects, Z sets a head to zero, U makes it uniform.",
+    },
+    canvas,
+  );
   const bar = node("canvas", { class: "ch-colorbar-strip", "aria-hidden": "true" });
   const low = node("span", {}, "0");
   const high = node("span", {}, "1");
@@ -34,9 +45,12 @@ export function createWall(session, actions) {
   const element = node("div", { class: "ch-wall" }, stage, legend);
   const ghost = document.createElement("canvas");
   const sheet = document.createElement("canvas");
+  const matrixSheet = document.createElement("canvas");
+  const tip = node("div", { class: "ch-tip", hidden: true, "aria-hidden": "true" });
   /** @type {Cell[]} */
   let cells = [];
   let [size, columns, caption] = [0, 1, 0];
+  const stageSize = { width: 0, height: 0 };
   let built = "";
   let focused = 0;
   /** @type {{result: any, sort: string, values: Float32Array} | null} */
@@ -48,7 +62,9 @@ export function createWall(session, actions) {
     if (sort === "layer" || !session.result) return null;
     if (sort === "effect") return session.effects?.map((value) => -Math.abs(value)) ?? null;
     if (statistics?.result !== session.result || statistics.sort !== sort) {
-      const each = session.result.layers.map((layer) => [...(statisticOf(layer, sort) ?? Array(layer.heads).fill(NaN))]);
+      const each = session.result.layers.map((layer) => [
+        ...(statisticOf(layer, sort) ?? Array(layer.heads).fill(NaN)),
+      ]);
       statistics = { result: session.result, sort, values: Float32Array.from(each.flat()) };
     }
     return statistics.values;
@@ -70,7 +86,7 @@ export function createWall(session, actions) {
     const key = JSON.stringify([width, counts, order, byLayer]);
     if (key === built || !width) return;
     built = key;
-    const isSmall = wallBlocks(width, counts, OPTIONS).size < SMALL;
+    const isSmall = order.length > MANY || wallBlocks(width, counts, OPTIONS).size < SMALL;
     const options = isSmall ? SMALL_OPTIONS : OPTIONS;
     const blocks = wallBlocks(width, counts, options);
     const rows = wallRows(width, order, blocks.size, options);
@@ -79,8 +95,9 @@ export function createWall(session, actions) {
     caption = options.caption;
     cells = (byLayer ? blocks : rows).cells.map((cell) => createCell(cell, cell.x, cell.y));
     const labels = byLayer ? blocks.labels.map(({ layer, x, y }) => layerLabel(layer, x, y)) : [];
-    stage.replaceChildren(canvas, ...labels, ...cells.map((cell) => cell.element));
-    stage.style.height = `${(byLayer ? blocks : rows).height}px`;
+    stage.replaceChildren(canvas, tip, ...labels, ...cells.map((cell) => cell.element));
+    Object.assign(stageSize, { width, height: (byLayer ? blocks : rows).height });
+    stage.style.height = `${stageSize.height}px`;
     element.classList.toggle("ch-small", isSmall);
     focused = Math.min(focused, cells.length - 1);
   }
@@ -90,7 +107,14 @@ export function createWall(session, actions) {
     const { name, queries, keys } = session.layers[layer];
     const label = node(
       "button",
-      { type: "button", class: "ch-layer-label", title: "Show the mean over the heads of this layer", click: () => session.update({ layer, head: ALL_HEADS }), "data-layer": layer, "data-head": "mean" },
+      {
+        type: "button",
+        class: "ch-layer-label",
+        title: "Show the mean over the heads of this layer",
+        click: () => session.update({ layer, head: ALL_HEADS }),
+        "data-layer": layer,
+        "data-head": "mean",
+      },
       node("b", {}, name),
       node("span", {}, `${queries} × ${keys}`),
     );
@@ -102,7 +126,11 @@ export function createWall(session, actions) {
   function createCell(ref, x, y) {
     const name = node("span", {});
     const effect = node("span", { class: "ch-effect" });
-    const button = node("button", { type: "button", class: "ch-wall-cell", "data-layer": ref.layer, "data-head": ref.head, tabindex: "-1" }, node("span", { class: "ch-wall-caption" }, name, effect));
+    const button = node(
+      "button",
+      { type: "button", class: "ch-wall-cell", "data-layer": ref.layer, "data-head": ref.head, tabindex: "-1" },
+      node("span", { class: "ch-wall-caption" }, name, effect),
+    );
     Object.assign(button.style, { left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px` });
     button.addEventListener("click", () => session.update({ layer: ref.layer, head: ref.head }));
     return { ...ref, x, y, element: button, name, effect };
@@ -125,20 +153,26 @@ export function createWall(session, actions) {
 
   function drawMaps() {
     const { grid } = session.description;
-    const context = fitCanvas(canvas, stage.clientWidth, stage.clientHeight);
+    const context = fitCanvas(canvas, stageSize.width, stageSize.height);
     context.imageSmoothingEnabled = false;
     const isSigned = session.activeQuery.minus !== null;
     const table = isSigned ? SIGNED_DARK : GLOW;
     const limitOf = isSigned ? maxAbsOf : maxOf;
     const own = session.state.scale === "own";
-    const maps = cells.map(({ layer, head }) => (session.input.empty ? null : session.mapOf(layer, head)?.slice() ?? null));
-    const shared = Math.max(1e-9, ...maps.map((map) => (map ? limitOf(map) : 0)));
+    const maps = cells.map(({ layer, head }) =>
+      session.input.empty ? null : (session.mapOf(layer, head)?.slice() ?? null),
+    );
+    const matrices = cells.map((cell, i) => (maps[i] || session.input.empty ? null : matrixOfCell(cell)));
+    const shared = Math.max(
+      1e-9,
+      ...maps.map((map, i) => (map ? limitOf(map) : matrices[i] ? maxOf(matrices[i].map) : 0)),
+    );
     if (grid) paintSheet(grid, maps, (map) => (own ? limitOf(map) : shared), isSigned, table);
     cells.forEach((cell, i) => {
       context.fillStyle = cssColor(table, isSigned ? 0.5 : 0);
       context.fillRect(cell.x, cell.y, size, size);
       if (maps[i] && grid) context.drawImage(sheet, 0, i * grid[0], grid[1], grid[0], cell.x, cell.y, size, size);
-      else if (!session.input.empty) drawMatrix(context, cell, table);
+      else if (matrices[i]) drawMatrix(context, cell, matrices[i], own ? maxOf(matrices[i].map) : shared);
       if (maps[i] && session.description.input?.channels === 1 && size >= SMALL) {
         context.globalAlpha = 0.2;
         context.globalCompositeOperation = "screen";
@@ -147,7 +181,21 @@ export function createWall(session, actions) {
         context.globalCompositeOperation = "source-over";
       }
     });
+    if (size < SMALL) drawEffects(context);
     drawLegend(table, isSigned, own ? null : shared);
+  }
+
+  /** The effects of the heads as lines under their maps. @param {CanvasRenderingContext2D} context */
+  function drawEffects(context) {
+    const { shownEffects } = session;
+    if (!shownEffects || session.input.empty) return;
+    const limit = Math.max(0.005, maxAbsOf(shownEffects));
+    const table = session.theme === "dark" ? SIGNED_DARK : SIGNED_LIGHT;
+    for (const cell of cells) {
+      const effect = shownEffects[session.headIndex(cell.layer, cell.head)];
+      context.fillStyle = cssColor(table, 0.5 + effect / limit / 2);
+      context.fillRect(cell.x, cell.y + size + 2, size, 3);
+    }
   }
 
   /**
@@ -168,23 +216,58 @@ export function createWall(session, actions) {
     contextOf(sheet).putImageData(image, 0, 0);
   }
 
+  /** The whole matrix (Q,K) of a head whose tokens are not patches of the grid. @param {HeadRef} ref */
+  function matrixOfCell({ layer, head }) {
+    const weights = session.result?.layers[layer];
+    return weights ? { queries: weights.queries, keys: weights.keys, map: headMatrix(weights, head) } : null;
+  }
+
   /**
-   * The whole matrix (Q,K) of a head whose tokens are not patches of the grid.
    * @param {CanvasRenderingContext2D} context
    * @param {Cell} cell
-   * @param {import("./colors.js").ColorTable} table
+   * @param {{queries: number, keys: number, map: Float32Array}} matrix
+   * @param {number} limit
    */
-  function drawMatrix(context, cell, table) {
-    const layer = session.result?.layers[cell.layer];
-    if (!layer) return;
-    const { queries, keys, weights } = layer;
-    const map = weights.subarray(cell.head * queries * keys, (cell.head + 1) * queries * keys);
+  function drawMatrix(context, cell, { queries, keys, map }, limit) {
     const image = new ImageData(keys, queries);
-    paintColors(map, 0, maxOf(map) || 1, table, image.data);
-    [sheet.width, sheet.height] = [keys, queries];
-    contextOf(sheet).putImageData(image, 0, 0);
-    context.drawImage(sheet, cell.x, cell.y, size, size);
+    paintColors(map, 0, limit || 1, GLOW, image.data);
+    [matrixSheet.width, matrixSheet.height] = [keys, queries];
+    contextOf(matrixSheet).putImageData(image, 0, 0);
+    context.drawImage(matrixSheet, cell.x, cell.y, size, size);
   }
+
+  /** What lies under the pointer: a patch, or a query and a key. @param {PointerEvent} event */
+  function describePointer(event) {
+    const box = stage.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const cell = cells.find((c) => x >= c.x && x < c.x + size && y >= c.y && y < c.y + size);
+    const layer = cell && session.result?.layers[cell.layer];
+    if (!cell || !layer || session.input.empty) return "";
+    const name = `${layer.name}, head ${cell.head}`;
+    const map = session.mapOf(cell.layer, cell.head);
+    const { grid, tokens } = session.description;
+    if (map && grid) {
+      const patch = cellAt(x - cell.x, y - cell.y, size, size, grid);
+      return `${name} · ${patchName(patch, grid)}: ${shortNumber(map[patch])}`;
+    }
+    const at = cellAt(x - cell.x, y - cell.y, size, size, [layer.queries, layer.keys]);
+    const [row, column] = [Math.floor(at / layer.keys), at % layer.keys];
+    const weight = headMatrix(layer, cell.head)[at];
+    const [query, key] = [tokenLabel(tokens, row, layer.queries), tokenLabel(tokens, column, layer.keys)];
+    return `${name} · ${query} → ${key}: ${shortNumber(weight)}`;
+  }
+
+  stage.addEventListener("pointermove", (event) => {
+    const text = describePointer(event);
+    tip.hidden = !text;
+    setText(tip, text);
+    const box = stage.getBoundingClientRect();
+    const x = Math.min(event.clientX - box.left + 14, Math.max(0, box.width - tip.offsetWidth));
+    tip.style.transform = `translate(${x}px, ${event.clientY - box.top + 18}px)`;
+  });
+  stage.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+  });
 
   /** @param {import("./colors.js").ColorTable} table @param {boolean} isSigned @param {number | null} limit */
   function drawLegend(table, isSigned, limit) {
@@ -198,18 +281,29 @@ export function createWall(session, actions) {
     const values = sortValues();
     cells.forEach((cell, i) => {
       const index = session.headIndex(cell.layer, cell.head);
-      const selected = cell.layer === session.layer && (session.state.head === cell.head || session.state.head === ALL_HEADS);
-      const edit = session.state.edits.heads.find((e) => e.layer === session.layers[cell.layer].name && e.head === cell.head);
-      const effect = session.effects?.[index];
+      const selected =
+        cell.layer === session.layer && (session.state.head === cell.head || session.state.head === ALL_HEADS);
+      const edit = session.state.edits.heads.find(
+        (e) => e.layer === session.layers[cell.layer].name && e.head === cell.head,
+      );
+      const effect = session.shownEffects?.[index];
+      cell.effect.classList.toggle("ch-stale-text", !session.effects);
       cell.element.classList.toggle("ch-selected", selected);
       cell.element.classList.toggle("ch-edited", Boolean(edit));
       cell.element.tabIndex = i === focused ? 0 : -1;
-      const label = byLayer ? `head ${cell.head}` : `${cell.layer}.${cell.head}`;
-      setText(cell.name, !byLayer && values && session.state.sort !== "effect" ? `${label} · ${shortNumber(values[index])}` : label);
+      const label = byLayer ? `head ${cell.head}` : `L${cell.layer} H${cell.head}`;
+      const value = byLayer || !values || session.state.sort === "effect" ? NaN : values[index];
+      setText(cell.name, Number.isFinite(value) ? `${label} · ${shortNumber(value)}` : label);
       setText(cell.effect, effect === undefined ? "" : signed(effect));
       cell.effect.dataset.sign = effect === undefined ? "0" : String(signOf(effect));
-      const measured = effect === undefined ? "" : `; set to zero, it changes the probability of ${session.className(session.target)} by ${signed(effect)}`;
-      cell.element.setAttribute("aria-label", `${session.layers[cell.layer].name}, head ${cell.head}${edit ? `, ${edit.pattern}` : ""}${measured}`);
+      const measured =
+        effect === undefined
+          ? ""
+          : `; set to zero, it changes the probability of ${session.className(session.target)} by ${signed(effect)}`;
+      cell.element.setAttribute(
+        "aria-label",
+        `${session.layers[cell.layer].name}, head ${cell.head}${edit ? `, ${edit.pattern}` : ""}${measured}`,
+      );
       cell.element.setAttribute("aria-pressed", String(selected));
     });
   }
