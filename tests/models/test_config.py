@@ -2,6 +2,7 @@ import inspect
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
@@ -207,7 +208,5 @@ def test_any_json_value_of_any_field_is_accepted_or_refused_in_a_sentence(preset
     config = PRESETS[preset]()
     for name in vars(config):
         values = config.to_dict() | {"mlp_dim": None, name: value}
-        try:
+        with suppress(ValueError):  # any other exception would be a bug
             type(config).from_dict(values).to_dict()
-        except ValueError as error:
-            assert str(error)
