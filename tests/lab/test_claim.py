@@ -10,6 +10,8 @@ from clearhead.lab.claim import (
     Result,
     at_least,
     at_most,
+    below,
+    check_lines,
     check_settings,
     equals,
     limits,
@@ -124,3 +126,11 @@ def test_only_memory_errors_become_value_errors():
             raise error
     with pytest.raises(RuntimeError, match="shapes"), readable_memory_errors():
         raise RuntimeError("shapes do not match")
+
+
+def test_tables_of_checks_fit_a_terminal():
+    long = "the largest difference between a formula and what was measured, over all queries and all keys of a head"
+    lines = check_lines([at_most(long, 1.23456789e-15, 1e-12), below("short", 2.0, 1.0)])
+    assert max(map(len, lines)) <= 78
+    words = " ".join(lines).split()
+    assert words == f"measured predicted pass 1.23457e-15 at most 1e-12 {long} FAIL 2 below 1 short".split()

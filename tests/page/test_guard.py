@@ -184,7 +184,6 @@ def test_tokens_are_long_random_and_different():
         {"headers": [("origin", "http://evil.example")]},
         {"host": f"evil.example:{PORT}"},
     ],
-    ids=str,
 )
 def test_nothing_but_the_exact_link_sets_a_cookie(change, recorder):
     guard = Guard(recorder, "127.0.0.1", PORT)

@@ -52,8 +52,8 @@ GROUPS = {
         ),
     },
     "Look inside": {
-        "open": Command("clearhead.cli.open:open_page", "Draw, look at attention and edit a model in the browser"),
-        "export": Command("clearhead.cli.open:export", "Write a trained model and its page to one HTML file"),
+        "open": Command("clearhead.cli.look:open_page", "Draw, look at attention and edit a model in the browser"),
+        "export": Command("clearhead.cli.look:export", "Write a trained model and its page to one HTML file"),
         "look": Command("clearhead.cli.look:look", "Plot the attention of a run for one example"),
         "doctor": Command("clearhead.cli.look:doctor", "Examine your own module: leaking masks, NaN, dead parameters"),
         "shapes": Command(

@@ -230,15 +230,7 @@ def curves_parser() -> Parser:
         examples=("clearhead curves mine", "clearhead curves runs/mine --epochs 10 20 30"),
         details=CURVES_DETAILS,
     )
-    options.add_argument("runs", metavar="RUN", nargs="+", help="path of a run, or its name in runs/")
-    options.add_argument(
-        "--epochs",
-        metavar="N",
-        nargs="+",
-        type=parse_epochs,
-        default=(),
-        help="for each N, draw a row of panels from epoch 0 to N (default: all epochs)",
-    )
+    add_runs(options, "for each N, draw a row of panels from epoch 0 to N (default: all epochs)")
     options.add_argument("--panels", action="store_true", help="add a row of panels for each run")
     options.add_argument("--log", action="store_true", help="logarithmic axis for the loss")
     options.add_argument(
@@ -262,6 +254,12 @@ def curves_parser() -> Parser:
         "metrics.jsonl without a run, ./curves.png)",
     )
     return options
+
+
+def add_runs(options: Parser, epochs: str) -> None:
+    """The runs to draw, and windows of epochs with the help text `epochs`."""
+    options.add_argument("runs", metavar="RUN", nargs="+", help="path of a run, or its name in runs/")
+    options.add_argument("--epochs", metavar="N", nargs="+", type=parse_epochs, default=(), help=epochs)
 
 
 def default_path(runs: Sequence[str]) -> Path:
@@ -323,21 +321,13 @@ def report(argv: Sequence[str]) -> None:
         examples=("clearhead report mine", "clearhead report short long --out compared.html"),
         details=REPORT_DETAILS,
     )
-    options.add_argument("runs", metavar="RUN", nargs="+", help="path of a run, or its name in runs/")
+    add_runs(options, "for each N, draw learning curves from epoch 0 to N (default: all epochs)")
     options.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
         default=Path("report.html"),
         help="a .html or .md file (default: report.html)",
-    )
-    options.add_argument(
-        "--epochs",
-        metavar="N",
-        nargs="+",
-        type=parse_epochs,
-        default=(),
-        help="for each N, draw learning curves from epoch 0 to N (default: all epochs)",
     )
     options.add_argument(
         "--samples",

@@ -80,7 +80,8 @@ class StackConfig:
     """mix the heads' outputs by a linear layer (W_O)"""
 
     def __post_init__(self) -> None:
-        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads, mlp_dim=self.mlp_width)
+        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads)
+        check_positive(mlp_dim=self.mlp_width)  # computed from the width unless given
         check_heads(self.width, self.num_heads)
         check_kv_heads(self.num_heads, self.kv_heads)
         check_bool(output_projection=self.output_projection, qk_norm=self.qk_norm, bias=self.bias)
