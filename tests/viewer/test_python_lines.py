@@ -122,7 +122,9 @@ def test_the_map_of_a_query(shown, layer, query, direction):
 def test_the_difference_of_two_queries_over_all_heads(shown):
     ((cells,),) = run_lines(shown, "input", {}, head=-1, query=1, minus=4)
     info = shown.layers[0]
-    weights = engine_run(shown, {})["layers"][0]["weights"].reshape(info["heads"], info["queries"], info["keys"]).mean(0)
+    weights = (
+        engine_run(shown, {})["layers"][0]["weights"].reshape(info["heads"], info["queries"], info["keys"]).mean(0)
+    )
     first = info["keys"] - 6
     np.testing.assert_allclose(cells.numpy().ravel(), (weights[first + 1] - weights[first + 4])[first:], atol=1e-5)
 
