@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import clearhead
 from clearhead.models.config import build_model
 from clearhead.models.presets import vit_tiny
-from clearhead.training.callbacks import Progress
+from clearhead.training.evaluation import Progress
 
 EXAMPLES = 1024
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import build_context, isolated_torch_state
 from clearhead.training.distributed import SINGLE_PROCESS

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from clearhead.data.user_files import MAX_EXAMPLES
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 from clearhead.training.config import RunConfig
 from clearhead.training.context import TrainContext, build_context, isolated_torch_state
 from clearhead.training.distributed import Ranks

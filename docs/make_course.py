@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from clearhead.cli.ask import verdict_text
+from clearhead.cli.learn import verdict_text
 from clearhead.course import Answer, Block, topics
 
 ROOT = Path(__file__).parents[1]

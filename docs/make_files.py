@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/files.md"
 HEADER = """\
 # Source files
 
-Every module of `src/clearhead` with the first sentence of its docstring. `make docs` generates this page.
+Every module of `src/clearhead` with the first sentence of its docstring. `make pages` generates this page.
 """
 
 
@@ -34,8 +34,9 @@ def render() -> str:
     sections = [HEADER]
     for folder, paths in groupby(sources, key=lambda path: path.parent):
         title = ".".join(("clearhead", *folder.relative_to(PACKAGE).parts))
-        files = [path for path in paths if path.name != "__init__.py"]
-        rows = [f"| [{path.name}](../{path.relative_to(ROOT)}) | {cell(first_sentence(path))} |" for path in files]
+        own, *others = paths  # __init__.py comes first
+        files = others or [own]
+        rows = [f"| [`{path.name}`](../{path.relative_to(ROOT)}) | {cell(first_sentence(path))} |" for path in files]
         summary = first_sentence(folder / "__init__.py")
         sections.append("\n".join([f"## {title}", summary, "", "| file | contents |", "|---|---|", *rows]) + "\n")
     return "\n".join(sections)

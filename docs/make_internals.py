@@ -56,8 +56,8 @@ class Repeat:
 
 TRAIN = (
     Step("Parse the options into changes of the recipe's settings", "train", "cli/train.py"),
-    Step("Build and validate the configuration of the run", "config_of", "recipes/registry.py"),
-    Step("Name the run and start", "train", "recipes/launch.py"),
+    Step("Build and validate the configuration of the run", "config_of", "recipes/__init__.py"),
+    Step("Name the run and start", "train", "recipes/__init__.py"),
     Step("Read the data; build the model, the optimizers and the batches", "build_context", "training/context.py"),
     Step("Create the run directory, or open it and take its lock", "open_or_create", "training/run_directory.py"),
     Step("Load the latest intact checkpoint, if there is one", "restore", "training/state.py"),
@@ -148,7 +148,7 @@ def layers_diagram() -> str:
         if number:
             parts.append(arrow(y, y + GAP))
             y += GAP
-        entries = [(name, wrap(first_sentence(module_path(name)), 62)) for name in names]
+        entries = [(name, wrap(first_sentence(module_path(name)).replace("`", ""), 62)) for name in names]
         height = 2 * PADDING - 4 + sum(LINE + SMALL_LINE * len(lines) for _, lines in entries) + 6 * (len(entries) - 1)
         parts.append(f'<rect class="box" x="{MARGIN}" y="{y}" width="{WIDTH - 2 * MARGIN}" height="{height}" rx="6"/>')
         baseline = y + PADDING + 10

@@ -12,11 +12,11 @@ from itertools import groupby
 from pathlib import Path
 
 from clearhead.cli.lab import add_settings, announce, claim_parser
+from clearhead.lab import CLAIMS, all_claims, draw, find, run
 from clearhead.lab import record as records
 from clearhead.lab.claim import Claim, Finding, changed
-from clearhead.lab.handout import LESSON_PAGES, index_page, lesson_page
 from clearhead.lab.plots import save
-from clearhead.lab.registry import CLAIMS, all_claims, draw, find, run
+from clearhead.lab.record import LESSON_PAGES, index_page, lesson_page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -25,6 +25,8 @@ TIMEOUT = 300
 """seconds for one cell"""
 
 PROGRESS = re.compile(r"<progress .*</progress>.*")
+VIEWER = re.compile(r'<div class="clearhead-viewer".*?</iframe></div>', re.DOTALL)
+"""a page of its own, which is too large for the documentation"""
 STYLE = re.compile(r' style="[^"]*"')
 
 SETUP = """
@@ -69,7 +71,7 @@ def render(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
                 parts.append(f"![Output of the cell above]({image})")
             elif "text/html" in data:
                 if not PROGRESS.fullmatch(data["text/html"]):
-                    parts.append(STYLE.sub("", data["text/html"]))
+                    parts.append(STYLE.sub("", VIEWER.sub("", data["text/html"])))
             elif "text/plain" in data:
                 parts.append(fenced(data["text/plain"]))
     link = f"*Source: [notebooks/{name}.py](../../notebooks/{name}.py), a notebook for Jupyter with jupytext.*"

@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 from clearhead.cli import main as cli
 from clearhead.cli.options import Parser, field_docs, format_value
-from clearhead.data.options import Augmentation
-from clearhead.tasks.registry import TASKS
+from clearhead.data import Augmentation
+from clearhead.tasks import TASKS
 from clearhead.training.config import MODELS, OptimizerConfig, RunConfig, SnapshotConfig, TrainingConfig
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +44,12 @@ OPTIONS_OF = {
     "data": (["get", "cifar10"], ["show", "mnist"]),
 }
 """commands whose options depend on a name: the arguments with which their help lists those that all names share"""
+
+
+COMMAND = rf"clearhead (?:{'|'.join(cli.COMMANDS)})\b(?: [A-Z]+\b)*(?: --[a-z][\w.-]*[\w])*"
+OPTION = r"--[a-z][\w.-]*\w(?: (?:\d[\w.-]*\w|\d|true|false|[A-Z]+\b))?"
+IN_PROSE = re.compile(f"{COMMAND}|{OPTION}")
+"""commands and options, with their values, in the prose of a help text"""
 
 
 class HelpRequested(BaseException):
@@ -102,7 +108,7 @@ def command_section(name: str, summary: str) -> str:
 def paragraph_or_code(text: str) -> str:
     """Prose of a help text as a paragraph; lists and examples, which are indented, as they are in the terminal."""
     is_prose = not any(line.startswith(" ") for line in text.splitlines())
-    return re.sub(r"(--[a-z][\w.-]*)", r"`\1`", " ".join(text.split())) if is_prose else code(text)
+    return IN_PROSE.sub(r"`\g<0>`", " ".join(text.split())) if is_prose else code(text)
 
 
 def arguments(parser: Parser, groups: tuple[str, ...] = ()) -> Iterator[str]:
@@ -211,7 +217,7 @@ def api(page: str) -> str:
     elsewhere = {entry for other in API.values() if other.startswith(f"{package}.") for entry in public_names(other)}
     if linked := [entry for entry in names if entry in elsewhere]:
         rows = [f"| [`{package}.{name}`][{module}.{name}] | {summary(module, name)} |" for module, name in linked]
-        parts.append("\n".join(["| name | |", "|---|---|", *rows]) + "\n")
+        parts.append("\n".join(["| name | summary |", "|---|---|", *rows]) + "\n")
     parts += [
         f"::: {module}.{name}\n    options:\n      heading_level: 2\n"
         for module, name in names

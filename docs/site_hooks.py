@@ -34,6 +34,11 @@ COMMANDS = re.compile(r"<!-- commands: .* -->")
 LINK = re.compile(r"(?P<text>\]\()(?P<path>(?!https?://|#|mailto:)[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 DIAGRAM = re.compile(r"^!\[(?P<alt>[^\]]*)\]\((?P<path>[^)]*diagrams/[\w-]+\.svg)\)$", re.MULTILINE)
 FORMULA = re.compile(r'<(?P<tag>span|div|pre) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', re.DOTALL)
+SHORT_CELL = re.compile(r"<td(?P<style>[^>]*)>(?P<text>[^<]{2,16})</td>")
+"""a cell of a table that stays on one line, such as `5 min 32 s`"""
+INDENTATION = re.compile(r"(?<=<td>) +")
+PIPE_IN_CODE = re.compile(r"(?<=<code>)[^<]*\\\|[^<]*(?=</code>)")
+"""a backslash before a pipe in a table, which Python-Markdown leaves in code, and GitHub does not"""
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
@@ -149,8 +154,10 @@ def inlined(match: re.Match[str], uri: str) -> str:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, which browsers render without a script."""
-    return FORMULA.sub(to_mathml, html)
+    """Formulas as MathML, which browsers render without a script; no line breaks in short cells of tables."""
+    html = INDENTATION.sub(lambda spaces: "&nbsp;" * 2 * len(spaces[0]), FORMULA.sub(to_mathml, html))
+    html = SHORT_CELL.sub(r'<td class="short"\g<style>>\g<text></td>', html)
+    return PIPE_IN_CODE.sub(lambda text: text[0].replace("\\|", "|"), html)
 
 
 def to_mathml(match: re.Match[str]) -> str:

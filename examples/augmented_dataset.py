@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import clearhead
-from clearhead.training.callbacks import Progress
+from clearhead.training.evaluation import Progress
 
 
 class NoisyStripes(Dataset[tuple[Tensor, int]]):

@@ -188,9 +188,9 @@ print(f"weights: {tuple(head_weights.shape)}   difference from the layer: {(by_h
 # %% [markdown]
 # ## Learning where to look
 #
-# Now a task that is impossible without attention: reverse 12 digits. Output *i* must read input 11 − *i*. Nobody
-# tells the model; it has to find out. The model is an embedding, a position table, one attention layer and a linear
-# layer.
+# Now a task in which each output depends on another position: reverse 12 digits. Output *i* must read input 11 − *i*.
+# Nobody tells the model; it has to find out. The model is an embedding, a position table, one attention layer and a
+# linear layer.
 
 
 # %%

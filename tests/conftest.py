@@ -86,7 +86,7 @@ def faults(monkeypatch):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """Small, barely trained runs of several recipes, shared by all tests: do not modify them."""
-    from clearhead.recipes.launch import train
+    from clearhead.recipes import train
 
     home = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:

@@ -211,8 +211,8 @@ class Parsers(Fuzz):
         self.originals = {kind: self.original(kind) for kind in self.counts}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
-        from clearhead.data import cifar10, folder, mnist, vocab
-        from clearhead.data.text import load_text as load_text
+        from clearhead.data import folder, image_datasets, vocab
+        from clearhead.data.sequences import load_text as load_text
         from clearhead.models.mask_view import read_mask
         from clearhead.models.steps import five_steps, read_steps_file
         from clearhead.training import checkpoint, metrics_log
@@ -251,10 +251,13 @@ class Parsers(Fuzz):
             "dictionary": ("words.dict", lambda path: vocab.read_dictionary(path, stress=True)),
             "word list": ("words.txt", lambda path: vocab.read_words(str(path))),
             "text": ("text.txt", text),
-            "idx": ("images.idx", lambda path: mnist.parse(path.read_bytes(), path.name)),
-            "gzipped idx": ("images.gz", lambda path: mnist.parse(mnist.gunzip(path.read_bytes(), "x", 10**7), "x")),
-            "cifar": ("batch.bin", lambda path: cifar10.parse(path.read_bytes(), path.name)),
-            "cifar labels": ("labels.json", lambda path: cifar10.parse_labels(path.read_bytes(), path.name)),
+            "idx": ("images.idx", lambda path: image_datasets.parse_idx(path.read_bytes(), path.name)),
+            "gzipped idx": (
+                "images.gz",
+                lambda path: image_datasets.parse_idx(image_datasets.gunzip(path.read_bytes(), "x", 10**7), "x"),
+            ),
+            "cifar": ("batch.bin", lambda path: image_datasets.parse_cifar10(path.read_bytes(), path.name)),
+            "cifar labels": ("labels.json", lambda path: image_datasets.parse_labels(path.read_bytes(), path.name)),
             "mask txt": ("mask.txt", read_mask),
             "mask csv": ("mask.csv", read_mask),
             "mask npy": ("mask.npy", read_mask),

@@ -138,7 +138,7 @@ class Archives(Fuzz):
     counts: ClassVar[Mapping[str, int]] = {"tar": 3_000, "tar.gz": 3_500, "zip": 3_500}
 
     def parsers(self) -> dict[str, tuple[str, Parse]]:
-        from clearhead.data.archives import read_archive
+        from clearhead.data.user_files import read_archive
 
         return {kind: (f"archive.{kind}", lambda path: read_archive(path, WANTED)) for kind in self.counts}
 

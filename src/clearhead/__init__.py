@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
     from clearhead.nn.attention import softargmax as softargmax
-    from clearhead.recipes.launch import resume as resume
-    from clearhead.recipes.launch import train as train
+    from clearhead.recipes import resume as resume
+    from clearhead.recipes import train as train
     from clearhead.training.custom import fit as fit
 
 __getattr__, __dir__, __all__ = lazy_exports(
@@ -56,7 +56,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.insight.trace": ("look",),
         "clearhead.insight.heads": ("edit", "head_importance"),
         "clearhead.insight.doctor.examine": ("examine",),
-        "clearhead.recipes.launch": ("train", "resume"),
+        "clearhead.recipes": ("train", "resume"),
         "clearhead.training.custom": ("fit",),
         "clearhead.inference.run": ("open_run", "load"),
         "clearhead.inference.report": ("report",),

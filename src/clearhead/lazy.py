@@ -13,12 +13,15 @@ from typing import Any
 
 
 def lazy_exports(
-    package: str, exports: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
+    package: str, exports: Mapping[str, Sequence[str]], modules: Sequence[str] = (), own: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, from {module: names in it} and public modules."""
+    """`__getattr__`, `__dir__` and `__all__` of a package, from {module: names in it} and public modules.
+
+    `own` are public names that the package defines or imports itself.
+    """
     homes = {name: module for module, names in exports.items() for name in names}
     submodules = {module.rpartition(".")[2]: module for module in modules}
-    public = sorted({*homes, *submodules})
+    public = sorted({*homes, *submodules, *own})
 
     def get_attribute(name: str) -> Any:
         if name in submodules:

@@ -1,15 +1,18 @@
-"""Text for users: escaping of control characters, suggestions for misspelled names, durations, JSON and safe streams.
+"""Text for users in terminals and notebooks: escaping, suggestions for misspelled names, durations, JSON, safe streams.
 
-Importing this module imports neither torch nor rich.
+In notebooks, `_repr_html_` shows HTML tables, and a progress bar is updated in place. All text is escaped: names of
+modules, classes and files are not markup. Importing this module imports neither torch nor rich nor IPython.
 """
 
 import difflib
+import html
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -63,6 +66,8 @@ UNSAFE = re.compile(
     r"|(?<![^\x00-\x7f])[\u200c\u200d]"  # joiners after ASCII; emoji, Persian and Hindi need them
 )
 """characters that control a terminal, or that make a text look like a different one"""
+SECONDS_BETWEEN_UPDATES = 0.2
+CELL = "text-align: {}; padding: 0.2em 0.8em; white-space: pre-wrap"
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -271,3 +276,58 @@ def open_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def escaped(text: object) -> str:
+    """Text as HTML. Markup, control characters and invisible characters are shown, not interpreted."""
+    return html.escape(printable(text, keep="\n"))
+
+
+def html_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    caption: str = "",
+    footer: str = "",
+    right: Collection[int] = (),
+) -> str:
+    """A table with a caption above and a footer below; the columns in `right` are right-aligned."""
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        styles = [CELL.format("right" if i in right else "left") for i in range(len(cells))]
+        pairs = zip(cells, styles, strict=True)
+        return "<tr>" + "".join(f'<{tag} style="{style}">{escaped(text)}</{tag}>' for text, style in pairs) + "</tr>"
+
+    return "".join(
+        [
+            f"<p>{escaped(caption)}</p>" if caption else "",
+            "<table>",
+            f"<thead>{line(header, 'th')}</thead>" if header else "",
+            f"<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>",
+            f"<p>{escaped(footer).replace(chr(10), '<br>')}</p>" if footer else "",
+        ]
+    )
+
+
+class NotebookBar:
+    """A progress bar in the output of a cell, which is replaced at each update, so that nothing is shown twice."""
+
+    def __init__(self, total: int, completed: int = 0):
+        from IPython.display import display
+
+        self.total, self.completed, self.metrics, self.updated = total, completed, "", time.monotonic()
+        self.handle: Any = display(self, display_id=True)
+
+    def update(self, completed: int, metrics: str | None = None, *, force: bool = False) -> None:
+        """Show new values, several times a second at most."""
+        self.completed, self.metrics = completed, self.metrics if metrics is None else metrics
+        now = time.monotonic()
+        if force or now - self.updated >= SECONDS_BETWEEN_UPDATES:
+            self.updated = now
+            self.handle.update(self)
+
+    def __repr__(self) -> str:
+        return f"{self.completed}/{self.total}  {printable(self.metrics)}".rstrip()
+
+    def _repr_html_(self) -> str:
+        return f'<progress value="{self.completed}" max="{self.total}"></progress> {escaped(self)}'

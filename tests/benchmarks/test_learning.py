@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "learning.py"
 

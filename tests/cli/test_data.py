@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from clearhead.cli.main import main
-from clearhead.data import mnist
+from clearhead.data import image_datasets
 from clearhead.models.shapes import shapes
-from clearhead.recipes.registry import RECIPES
-from clearhead.tasks.registry import TASKS
+from clearhead.recipes import RECIPES
+from clearhead.tasks import TASKS
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def elsewhere(tmp_path, monkeypatch):
 def fake_fashion_mnist(folder, monkeypatch):
     """Stands in for Fashion-MNIST: the embedded MNIST test files under the names of all four files."""
     folder.mkdir()
-    for name in mnist.FASHION_DIGESTS:
+    for name in image_datasets.FASHION_DIGESTS:
         source = name.replace("train", "t10k")
-        (folder / f"{name}.gz").write_bytes(gzip.compress(mnist.read_embedded(source), 1))
-        monkeypatch.setitem(mnist.FASHION_DIGESTS, name, mnist.DIGESTS[source])
+        (folder / f"{name}.gz").write_bytes(gzip.compress(image_datasets.read_embedded(source), 1))
+        monkeypatch.setitem(image_datasets.FASHION_DIGESTS, name, image_datasets.MNIST_DIGESTS[source])
     return folder
 
 
@@ -60,7 +60,7 @@ def test_get_of_cached_data_contacts_no_source(capsys, elsewhere, monkeypatch):
     mine = fake_fashion_mnist(elsewhere / "mine", monkeypatch)
     assert main(["data", "get", "fashion-mnist", "--from", str(mine)]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("clearhead.data.cache.obtain", lambda *_: pytest.fail("a source was contacted"))
+    monkeypatch.setattr("clearhead.data.downloads.obtain", lambda *_: pytest.fail("a source was contacted"))
     for again in (["data", "get", "fashion-mnist"], ["data", "get", "fashion-mnist", "--from", str(mine)]):
         assert main(again) == 0
         captured = capsys.readouterr()
@@ -182,7 +182,7 @@ def test_help_shows_the_usage(capsys, argv):
     ],
 )
 def test_errors_are_one_line(capsys, argv, message, monkeypatch):
-    monkeypatch.setattr("clearhead.data.sources.HttpSource.read", lambda *args: pytest.fail("a server was contacted"))
+    monkeypatch.setattr("clearhead.data.downloads.HttpSource.read", lambda *args: pytest.fail("a server was contacted"))
     assert main(argv.split()) == 2
     err = capsys.readouterr().err.splitlines()
     assert message in err[-1]

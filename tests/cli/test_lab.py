@@ -3,9 +3,9 @@ import json
 import pytest
 
 from clearhead.cli.main import main
+from clearhead.lab import all_claims, claim_summaries
+from clearhead.lab import run as run_claim
 from clearhead.lab.claim import Curve, Result, equals
-from clearhead.lab.registry import all_claims, claim_summaries
-from clearhead.lab.registry import run as run_claim
 
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
@@ -71,7 +71,7 @@ def test_training_claims_run_only_with_all(capsys, monkeypatch):
         asked.append(slug)
         return Result((equals("one", 1, 1, 0),)) if CLAIMS[slug].expected == "holds" else run_claim(slug)
 
-    monkeypatch.setattr("clearhead.lab.registry.run", instead)
+    monkeypatch.setattr("clearhead.lab.run", instead)
     assert main(["lab", "--run"]) == 0
     assert "positions                 not run" in capsys.readouterr().out
     assert asked == [slug for slug in CLAIMS if not CLAIMS[slug].trains]
@@ -117,7 +117,7 @@ def test_figure_path(capsys, elsewhere):
 
 def test_json_contains_curves(capsys, monkeypatch):
     curve = Curve("right digits", "transformer", (4, 8), (1.0, 0.5))
-    monkeypatch.setattr("clearhead.lab.registry.run", lambda slug, **_: Result((equals("one", 1, 1, 0),), (curve,)))
+    monkeypatch.setattr("clearhead.lab.run", lambda slug, **_: Result((equals("one", 1, 1, 0),), (curve,)))
     assert main(["lab", "recurrence", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["curves"] == [{"quantity": "right digits", "name": "transformer", "x": [4, 8], "y": [1.0, 0.5]}]
@@ -178,7 +178,7 @@ def test_changed_settings_exit_0(capsys, argv, holds):
 
 
 def test_unexpected_verdict_exits_1(capsys, monkeypatch):
-    monkeypatch.setattr("clearhead.lab.registry.run", lambda slug, **_: Result((equals("two", 2, 1, 0),)))
+    monkeypatch.setattr("clearhead.lab.run", lambda slug, **_: Result((equals("two", 2, 1, 0),)))
     assert main(["lab", "additive-mask", "--mask-value", "-10000", "--no-figure"]) == 1
     assert "Verdict:  refuted (expected: holds)" in capsys.readouterr().out
     assert main(["lab", "additive-mask", "--mask-value", "-10", "--no-figure"]) == 0

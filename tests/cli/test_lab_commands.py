@@ -8,10 +8,10 @@ import pytest
 import clearhead
 from clearhead.cli.lab import ABOUT, about_claim, report, summary
 from clearhead.cli.main import main
+from clearhead.lab import all_claims
+from clearhead.lab import run as run_claim
 from clearhead.lab.claim import Finding, Result, equals, settings
-from clearhead.lab.handout import single_page
-from clearhead.lab.registry import all_claims
-from clearhead.lab.registry import run as run_claim
+from clearhead.lab.record import single_page
 
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
@@ -65,10 +65,8 @@ def test_suggested_command_succeeds(capsys, elsewhere, command):
 def test_suggested_command_for_all_claims_succeeds(capsys, elsewhere, monkeypatch, command):
     """With numbers in the place of the experiments, which have tests of their own."""
     done = Result((equals("one", 1, 1, 0),))
-    monkeypatch.setattr(
-        "clearhead.lab.registry.run", lambda slug: done if CLAIMS[slug].expected == "holds" else run_claim(slug)
-    )
-    monkeypatch.setattr("clearhead.lab.registry.draw", lambda *_, **__: None)
+    monkeypatch.setattr("clearhead.lab.run", lambda slug: done if CLAIMS[slug].expected == "holds" else run_claim(slug))
+    monkeypatch.setattr("clearhead.lab.draw", lambda *_, **__: None)
     assert main(shlex.split(command)) == 0, capsys.readouterr().err
 
 

@@ -41,6 +41,7 @@ EXAMPLES = [
     "clearhead sample runs/words-0 --prompt un",
     "clearhead verify runs/mine",
     "clearhead verify-resume reverse",
+    "clearhead export runs/images --to html",
     "clearhead look runs/mine --sample 3",
     "clearhead doctor mymodel.py:GPT",
     "clearhead shapes bert_cifar10",
@@ -51,11 +52,12 @@ EXAMPLES = [
     "clearhead data list",
     "clearhead completion bash",
 ]
-"""one of each command but `demo`, which trains for a minute: see test_train.py"""
+"""one of each command but `demo`, which trains for a minute (test_train.py), and `open`, which serves until it is
+stopped (tests/page/test_server.py)"""
 
 
 def test_examples_cover_every_command():
-    assert [example.split()[1] for example in EXAMPLES] == [name for name in COMMANDS if name != "demo"]
+    assert [example.split()[1] for example in EXAMPLES] == [name for name in COMMANDS if name not in ("demo", "open")]
 
 
 @pytest.mark.slow
@@ -68,6 +70,8 @@ def test_every_command_works(capsys, tmp_path, monkeypatch):
         "def GPT():\n    return LanguageModel.from_config(gpt_tiny())\n"
     )
     assert main(["train", "words", "--training.steps", "2", "--data.limit", "600"]) == 0  # for `sample`
+    images = ["--name", "images", "--model.width", "16", "--model.patch-size", "14", "--model.patch-embed", "patch"]
+    assert main(["train", "mnist", "--training.steps", "2", "--data.limit", "200", *images]) == 0  # for `export`
     for example in EXAMPLES:
         assert main(example.split()[1:]) == 0, example
         assert capsys.readouterr().out

@@ -72,6 +72,7 @@ def test_predictions_for_digits(trained, capsys):
         ("RUN/mnist", 2, "before --ensemble), or --ids, got neither"),
         ("RUN/mnist a.png --ids 1", 2, "got both"),
         ("RUN/mnist nowhere.png", 1, "No such file or directory: nowhere.png"),
+        ("RUN/mnist 3 1 4", 2, "mnist takes images, got '3', which is neither a file nor a folder"),
         ("RUN/mnist empty", 2, "no images in empty"),
         ("RUN/mnist bad.png", 2, "cannot read the image bad.png: the file is"),
         ("RUN/mnist pipe.png", 2, "cannot read the image pipe.png: it is a pipe or a device and not a file"),

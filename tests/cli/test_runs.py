@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 from clearhead.training.run_directory import RunDirectory, is_locked
 
 

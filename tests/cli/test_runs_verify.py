@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from clearhead.cli.main import main
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 from clearhead.training.checkpoint import Checkpoint, manifest
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.snapshots import DIGEST, snapshot_digest

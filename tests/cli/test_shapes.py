@@ -7,7 +7,7 @@ import pytest
 from clearhead.cli.main import main
 from clearhead.models.presets import PRESETS
 from clearhead.models.shapes import shapes
-from clearhead.recipes.registry import RECIPES, config_of
+from clearhead.recipes import RECIPES, config_of
 from clearhead.training.run_directory import RunDirectory
 
 FILE = """

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import COMMANDS, EXIT_CODES, main
+from clearhead.recipes.trial import compare
 from clearhead.training import checkpoint, progress
 from clearhead.training.loop import DivergedError, TrainResult
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import compare
 
 TINY = ["--training.steps", "3", "--data.limit", "300", "--data.validation", "20"]
 
@@ -48,7 +48,10 @@ def test_train_saves_the_run_in_its_folder(capsys):
     ("argv", "path", "value"),
     [
         ("reverse --training.steps 9", "training.steps", 9),
+        ("reverse --steps 9", "training.steps", 9),
+        ("reverse --threads=1", "training.threads", 1),
         ("reverse --training.epochs 2", "training.steps", 0),
+        ("reverse --epochs 2", "training.steps", 0),
         ("reverse --training.checkpoint-every 5", "training.checkpoint_every", 5),
         ("reverse --training.checkpoint_every=5", "training.checkpoint_every", 5),
         ("reverse --optimizer.lr 1e-3", "optimizer.lr", 1e-3),
@@ -75,7 +78,7 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         seen.append(config)
         return type("TrainResult", (), {"exit_code": 0})
 
-    monkeypatch.setattr("clearhead.recipes.launch.train", train)
+    monkeypatch.setattr("clearhead.recipes.train", train)
     assert main(["train", *argv.split()]) == 0
     found = seen[0].to_dict()
     for name in path.split("."):
@@ -91,7 +94,8 @@ def test_any_setting_can_be_changed(monkeypatch, argv, path, value):
         ("reverse --training.precision fp32", "got 'fp32'; did you mean float32?"),
         ("--name x", "train needs a recipe as its first argument, got '--name'; one of reverse, "),
         ("reverse --lr 1", "train reverse has no option --lr; did you mean --optimizer.lr?"),
-        ("reverse --steps 1", "has no option --steps; did you mean --training.steps?"),
+        ("reverse --stpes 1", "has no option --stpes; did you mean --training.steps?"),
+        ("reverse --steps many", "--training.steps: must be an integer, got 'many'"),
         ("reverse --optimiser.lr 1", "has no option --optimiser.lr; did you mean --optimizer.lr?"),
         ("reverse --training.check-point-every 1", "did you mean --training.checkpoint-every?"),
         ("reverse --training.seed 1", "has no option --training.seed; did you mean --seed?"),
@@ -166,7 +170,7 @@ def test_help_shows_the_recipe_and_its_settings(capsys, monkeypatch):
 
 
 def test_dry_run_prints_an_estimate_and_creates_no_files(capsys, here, monkeypatch):
-    monkeypatch.setattr("clearhead.recipes.estimate.TIMED_STEPS", 1)
+    monkeypatch.setattr("clearhead.recipes.trial.TIMED_STEPS", 1)
     assert main(["train", "reverse", "--dry-run", *TINY]) == 0
     out = capsys.readouterr().out
     for word in ("parameters         10,282", "memory ", "time per epoch", "it ends at"):
@@ -249,10 +253,14 @@ PICTURES = [(Path(f"runs/demo/figures/{name}.png"), f"about {name}") for name in
 
 
 def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
-    outcome = TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2})
-    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (outcome, PICTURES))
+    def run_demo(steps, announce):
+        announce()
+        return TrainResult("finished", 9, 9, {"accuracy": 0.9876, "seconds": 61.2}), PICTURES
+
+    monkeypatch.setattr("clearhead.inference.explain.run_demo", run_demo)
     assert main(["demo"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.endswith("Drawing figures ...\n")
     assert "Test accuracy: 98.76% on 10,000 digits after 61 s of training." in out
     assert all(str(path) in out and what in out for path, what in PICTURES)
     assert "\nNext:\n  clearhead predict runs/demo" in out
@@ -263,6 +271,8 @@ def test_demo_prints_accuracy_figures_and_next_commands(capsys, monkeypatch):
 
 
 def test_a_stopped_demo_exits_with_code_3(monkeypatch, capsys):
-    monkeypatch.setattr("clearhead.cli.train.run_demo", lambda steps: (TrainResult("stopped", 9, 0, None), []))
+    monkeypatch.setattr(
+        "clearhead.inference.explain.run_demo", lambda steps, announce: (TrainResult("stopped", 9, None, None), [])
+    )
     assert main(["demo"]) == 3
     assert "Figures:" not in capsys.readouterr().out

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from clearhead.cli.main import main
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
+from clearhead.recipes.trial import Verification
 from clearhead.training.config import RunConfig
 from clearhead.training.loop import lr_multiplier
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import Verification
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,8 @@ from clearhead.training.verify_resume import Verification
             "nowhere",
             "a run is a folder with a config.json, got nowhere; `clearhead train RECIPE --name NAME` creates one",
         ),
-        ("nowhere --training.steps 5", "resume has no option --training.steps"),
+        ("nowhere --training.batch-size 5", "resume has no option --training.batch-size"),
+        ("nowhere --training.steps 5 --epochs 1", "--epochs: not allowed with argument --steps"),
     ],
 )
 def test_resume_errors_are_one_line(capsys, tmp_path, monkeypatch, argv, message):
@@ -84,6 +85,14 @@ def test_extending_a_run_explains_the_new_schedule(capsys, mine):
     assert (last_record(mine)["kind"], last_record(mine)["step"]) == ("test", 20)
     assert main(["resume", "mine"]) == 0  # as it was recorded
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("options", [["--training.steps", "14"], ["--training.steps=14", "--training.threads=1"]])
+def test_the_names_of_settings_are_accepted_as_options(capsys, mine, options):
+    assert main(["resume", "mine", *options]) == 0
+    assert (training_of(mine)["steps"], last_record(mine)["step"]) == (14, 14)
+    assert main(["resume", "--help"]) == 0
+    assert "--training" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [[], ["--steps", "20"]])
@@ -234,7 +243,7 @@ def verdict(monkeypatch):
             report("training without interruption ...")
             return Verification(config.training.steps, 15, 12, differences)
 
-        monkeypatch.setattr("clearhead.training.verify_resume.verify_resume", verify)
+        monkeypatch.setattr("clearhead.recipes.trial.verify_resume", verify)
         return configs
 
     return fake

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.inference.evaluate import loss_and_accuracy
-from clearhead.inference.predictions import confusion
+from clearhead.inference.evaluate import confusion, loss_and_accuracy
 from clearhead.inference.run import Run
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 
 SMALL = {
     "model.patch_size": 7,

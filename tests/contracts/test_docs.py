@@ -1,7 +1,7 @@
 """README, docs and the generated list of commands: Python blocks run, `clearhead` lines parse, links lead somewhere.
 
 A Python block after the line `<!-- not run: REASON -->` is compiled only. Blocks run in a folder that has small trained
-runs of the names in RUNS.
+runs of the names in RUNS and a folder of images, pets.
 """
 
 import importlib
@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 import clearhead
-from clearhead.cli import custom as cli_custom
+from clearhead import recipes
 from clearhead.cli import main as cli
+from clearhead.cli import train as cli_train
 from clearhead.cli.options import Parser
-from clearhead.recipes import estimate, launch
-from clearhead.recipes.registry import results_table
+from clearhead.recipes import results_table, trial
 from clearhead.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,7 @@ def runs(tmp_path_factory):
         patch.chdir(folder)
         for name, (recipe, changes) in RUNS.items():
             clearhead.train(recipe, name, changes=changes, quiet=True)
+        write_pets()
     return folder
 
 
@@ -111,6 +112,11 @@ def write_inputs(line):
         Path(file).write_text("A line of a text file.\n" * 100)
     for file in re.findall(r"[\w-]+\.dict|\w+\.train", line):
         Path(file).write_text("".join(f"{a}{b} {a.upper()} {b.upper()}\n" for a in "bdfgklm" for b in "pstvz"))
+    write_pets()
+
+
+def write_pets():
+    """The folder of images pets: ten of each of two classes."""
     for name in ("cat", "dog"):
         Path("pets", name).mkdir(parents=True)
         for i in range(10):
@@ -123,9 +129,9 @@ def test_command_lines_parse(line, monkeypatch, tmp_path):
     write_inputs(line)
     argv = shlex.split(re.sub(r" >.*| \|.*|[;&].*$", "", line), comments=True)[1:]
     if argv[0] == "train":  # its settings are checked against each other, too
-        monkeypatch.setattr(launch, "train", accept)
-        monkeypatch.setattr(cli_custom, "load_parts", accept)
-        monkeypatch.setattr(estimate, "estimate", accept)
+        monkeypatch.setattr(recipes, "train", accept)
+        monkeypatch.setattr(cli_train, "load_parts", accept)
+        monkeypatch.setattr(trial, "estimate", accept)
     else:
         parse = Parser.parse
         monkeypatch.setattr(Parser, "parse", lambda parser, argv: accept(parse(parser, argv)))

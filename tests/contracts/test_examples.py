@@ -12,6 +12,7 @@ EXPECTED = {
     "augmented_dataset": "all weights are identical",
     "bert": "bert.encoder.layer.1.attention",
     "edit_a_head": "attention    reversed  copied",
+    "fine_tune_on_a_folder": "runs/from-scratch: test accuracy",
     "generate_text": "Twinkle, twinkle, little star",
     "gpt": "the cat sat on the mat",
     "look_into_timm": "saved attention.png",
@@ -30,7 +31,8 @@ except RuntimeError:  # its compiled operators do not load beside every build of
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 except ImportError:
     pass
-runpy.run_path(sys.argv[1], run_name="__main__")
+del sys.argv[0]  # as if the example had been started directly
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 

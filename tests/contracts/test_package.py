@@ -62,7 +62,21 @@ def test_every_exported_name_exists_and_is_visible_to_type_checkers(package):
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    assert typed == set(module.__all__)
+    bound = {
+        name
+        for statement in tree.body
+        for name in (
+            [alias.asname or alias.name for alias in statement.names]
+            if isinstance(statement, ast.ImportFrom)
+            else [statement.name]
+            if isinstance(statement, ast.ClassDef | ast.FunctionDef)
+            else [statement.target.id]
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+            else []
+        )
+    }
+    assert typed <= set(module.__all__)
+    assert set(module.__all__) - typed <= bound
     for name in module.__all__:
         assert getattr(module, name) is not None
 

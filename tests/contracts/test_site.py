@@ -104,6 +104,15 @@ def test_every_page_is_in_the_navigation():
     assert set(listed) == written | generated, "list every page of docs/ in the nav of mkdocs.yml"
 
 
+def test_search_from_a_file_uses_a_script_of_our_own():
+    """The theme's offline plugin loads a script from another server unless one of this name is configured."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^  - offline\b", config, re.MULTILINE)
+    (script,) = re.findall(r"polyfills: \[([^\],]+)\]", config)
+    assert "iframe-worker" in script
+    assert "//" not in re.sub(r"/\*.*?\*/", "", (ROOT / "docs" / script).read_text(), flags=re.DOTALL)
+
+
 def test_settings_list_every_option_of_train():
     reference = load("make_reference.py")
     page = reference["settings"]()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.tasks.registry import TASKS
+from clearhead.tasks import TASKS
 
 SOURCES = Path(__file__).parents[2] / "src" / "clearhead"
 OBJECTIVES = {

@@ -20,7 +20,7 @@ def run(pictures, monkeypatch, capsys):
 
 
 def test_test_time_augmentation_is_named_beside_its_metrics(run, capsys):
-    from clearhead.data.augment import TTA_DESCRIPTIONS
+    from clearhead.data.batches import TTA_DESCRIPTIONS
     from clearhead.inference.run import Run
 
     name = TTA_DESCRIPTIONS[Run(run).config.training.tta]

@@ -58,7 +58,7 @@ def server(monkeypatch) -> Iterator[Server]:
     """An HTTP server; sleeps are recorded instead of slept, and the test controls the clock."""
     server = Server()
     clock = SimpleNamespace(sleep=server.sleeps.append, monotonic=lambda: next(server.clock))
-    monkeypatch.setattr("clearhead.data.sources.time", clock)
+    monkeypatch.setattr("clearhead.data.downloads.time", clock)
     thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server

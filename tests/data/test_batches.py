@@ -3,10 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.data import Augmentation
 from clearhead.data.batches import Batches, bucket_by_length, evaluation_batches, padding_fraction
-from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
-from clearhead.data.options import Augmentation
-from clearhead.data.prng import permutation
+from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs, permutation
 from clearhead.tasks.sequences import Reverse
 
 N = 23

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.dataset import Images, Normalize, SequencePairs, Subset, train_val_split
+from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs, Subset, train_val_split
 from clearhead.data.vocab import IGNORE_INDEX, PAD
 
 IMAGES = Images(torch.arange(20 * 12, dtype=torch.uint8).view(20, 3, 2, 2), torch.arange(20))
@@ -23,6 +25,19 @@ def test_normalized_pixels_have_zero_mean_and_unit_std():
 def test_normalize_rejects_wrong_dtype_or_channels(images):
     with pytest.raises(ValueError, match=r"images must be uint8 \(B,3,H,W\), got"):
         Normalize((0.5,) * 3, (0.5,) * 3)(images)
+
+
+def test_tensors_of_a_split_are_its_normalized_examples_in_order():
+    normalize = Normalize((0.5,) * 3, (0.25,) * 3)
+    none = Subset(IMAGES, torch.tensor([], dtype=torch.int64))
+    data = Dataset(Subset(IMAGES, torch.tensor([4, 2, 9])), none, IMAGES, (), normalize)
+    images, labels = data.tensors("train")
+    assert labels.tolist() == [4, 2, 9]
+    assert torch.equal(images, normalize(IMAGES.images[[4, 2, 9]]))
+    assert [len(part) for part in data.tensors("validation")] == [0, 0]
+    assert torch.equal(replace(data, normalize=None).tensors("test")[0], IMAGES.images)
+    with pytest.raises(ValueError, match=r"'validation'.*got 'val'"):
+        data.tensors("val")
 
 
 def test_subset_maps_indices_to_the_underlying_dataset():

@@ -10,7 +10,7 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 
 from clearhead.data import folder, user_files
-from clearhead.data.cache import cache_folder
+from clearhead.data.downloads import cache_folder
 from clearhead.data.folder import list_images, split_indices
 from clearhead.data.user_files import MAX_FOLDER_DEPTH
 from clearhead.tasks.images import Folder

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.recipes.trial import compare
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import compare
 
 SERVER = """
 import os, sys

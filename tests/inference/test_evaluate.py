@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data.pronounce import load_splits
+from clearhead.data.sequences import load_splits
 from clearhead.inference.evaluate import confusion_matrix, draw_confusion, loss_and_accuracy
 from clearhead.inference.run import Run
 from clearhead.tasks import pronunciation

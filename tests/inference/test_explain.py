@@ -20,7 +20,7 @@ from clearhead.inference.explain import (
     uniform_entropy,
 )
 from clearhead.inference.run import Run
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.tasks import pronunciation
 from clearhead.tasks.pronunciation import Pronunciation
 from clearhead.tasks.report import Example

@@ -12,10 +12,10 @@ from markdown_it import MarkdownIt
 from torch import nn
 
 import clearhead
+from clearhead import recipes
 from clearhead.cli.main import main
 from clearhead.inference.run import Run
-from clearhead.recipes import launch
-from clearhead.recipes.registry import RECIPES, config_of, overrides_of, train_command
+from clearhead.recipes import RECIPES, config_of, overrides_of, train_command
 from clearhead.training.run_directory import RunDirectory
 
 RUNS = ("mnist", "reverse", "odd-one-out", "sum", "repeat", "pronounce", "words", "text")
@@ -214,7 +214,7 @@ def test_the_printed_command_trains_the_same_config(recipe, changes, monkeypatch
         called.update(config=config, name=name)
         return type("Result", (), {"exit_code": 0})
 
-    monkeypatch.setattr(launch, "train", train)
+    monkeypatch.setattr(recipes, "train", train)
     command = train_command(config, overrides, "my $name", {"world_size": 1})
     words = shlex.split(command.replace("\\\n", " "))
     assert main(words[1:]) == 0, capsys.readouterr().err
@@ -245,6 +245,11 @@ def test_command_line(at_home, tmp_path, capsys):
     assert captured.out == f"{out}\n"
     assert "Evaluating 10,000 test examples" in captured.err
     assert {"Attention: test example 1", "Attention: test example 4"} <= set(page_of(out).headings)
+    assert "replaced" not in captured.err
+    assert main(["report", str(at_home / "reverse"), "--samples", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{out}\n"
+    assert f"replaced the existing file {out}\n" in captured.err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 import clearhead
 from clearhead.inference.run import Run, open_run
 from clearhead.models.generate import Sampling
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.tasks.images import read_pixels
 from clearhead.tasks.pronunciation import pronounce
 from clearhead.training.evaluation import evaluate

@@ -4,18 +4,20 @@ import math
 import pytest
 
 from clearhead import lab
+from clearhead.lab import all_claims
 from clearhead.lab.claim import (
     SETTING_HELP,
     Result,
     at_least,
     at_most,
+    below,
+    check_lines,
     check_settings,
     equals,
     limits,
     readable_memory_errors,
     settings,
 )
-from clearhead.lab.registry import all_claims
 
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}
@@ -124,3 +126,11 @@ def test_only_memory_errors_become_value_errors():
             raise error
     with pytest.raises(RuntimeError, match="shapes"), readable_memory_errors():
         raise RuntimeError("shapes do not match")
+
+
+def test_tables_of_checks_fit_a_terminal():
+    long = "the largest difference between a formula and what was measured, over all queries and all keys of a head"
+    lines = check_lines([at_most(long, 1.23456789e-15, 1e-12), below("short", 2.0, 1.0)])
+    assert max(map(len, lines)) <= 78
+    words = " ".join(lines).split()
+    assert words == f"measured predicted pass 1.23457e-15 at most 1e-12 {long} FAIL 2 below 1 short".split()

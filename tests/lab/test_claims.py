@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from clearhead import lab
-from clearhead.lab import attention_weights, heads, keys, positions, temperature
+from clearhead.lab import all_claims, attention_weights, find, heads, keys, positions, suggestions, temperature
 from clearhead.lab.claim import LESSONS, Result, at_least, settings
-from clearhead.lab.registry import all_claims, find, suggestions
 from clearhead.nn.positions import SinusoidalPosEmbed
 
 ALL = all_claims()

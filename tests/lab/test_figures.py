@@ -8,13 +8,12 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from clearhead.lab import convolutions, expressivity, keys, plots
+from clearhead.lab import all_claims, convolutions, draw, expressivity, keys, plots
+from clearhead.lab import run as run_claim
 from clearhead.lab.claim import Curve, Result, below, equals, settings
 from clearhead.lab.lstm import MODEL_NAMES
 from clearhead.lab.masks_and_training import weight_change
 from clearhead.lab.plots import save
-from clearhead.lab.registry import all_claims, draw
-from clearhead.lab.registry import run as run_claim
 from clearhead.lab.temperature import measure
 from clearhead.nn.attention import MultiHeadAttention, softargmax
 
@@ -305,7 +304,7 @@ def test_drawing_preserves_random_state_and_rc_params():
 def test_matplotlib_is_imported_only_for_drawing_and_pyplot_never():
     code = """
 import sys
-from clearhead.lab.registry import draw, find, run
+from clearhead.lab import draw, find, run
 run("additive-mask")
 assert "matplotlib" not in sys.modules
 draw(find("additive-mask"))

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from clearhead import lab
-from clearhead.lab import record
+from clearhead.lab import all_claims, record
 from clearhead.lab.claim import Check, Curve, Finding, Result, settings
 from clearhead.lab.record import Record, Variation, from_fields, recorded, to_text
-from clearhead.lab.registry import all_claims
 
 ALL = all_claims()
 CLAIMS = {claim.slug: claim for claim in ALL}

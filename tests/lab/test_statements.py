@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from clearhead import lab
+from clearhead.lab import find, temperature
 from clearhead.lab import keys as key_lesson
-from clearhead.lab import temperature
-from clearhead.lab.registry import find
 from clearhead.nn.attention import attend_reference
 
 

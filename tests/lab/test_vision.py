@@ -5,7 +5,7 @@ from clearhead.lab import vision
 from clearhead.lab.vision import ALL, PARTS, PLAIN, VARIANTS
 from clearhead.models.config import build_model
 from clearhead.models.presets import preset, vit_mnist_plain
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 
 
 def components_of(variant):

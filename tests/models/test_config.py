@@ -2,6 +2,7 @@ import inspect
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
@@ -199,3 +200,13 @@ def test_a_gated_head_has_no_place_for_a_norm():
     fields = {"width": 8, "depth": 1, "num_heads": 2, "in_features": 2, "out_features": 2, "head_mlp_dim": 8}
     with pytest.raises(ValueError, match="got head_norm=True with activation='swiglu'"):
         PredictorConfig(**fields, head_norm=True, activation="swiglu")
+
+
+@pytest.mark.parametrize("preset", ["vit_mnist", "reverse", "gpt_tiny", "transformer_base"])
+@pytest.mark.parametrize("value", [None, [], {}, "x", [1], True, 1e400], ids=repr)
+def test_any_json_value_of_any_field_is_accepted_or_refused_in_a_sentence(preset, value):
+    config = PRESETS[preset]()
+    for name in vars(config):
+        values = config.to_dict() | {"mlp_dim": None, name: value}
+        with suppress(ValueError):  # any other exception would be a bug
+            type(config).from_dict(values).to_dict()

@@ -5,9 +5,8 @@ import torch
 
 from clearhead.models import stack
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig, build_model
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.attention import LayerScale, MultiHeadAttention, RMSNorm
 from clearhead.nn.blocks import DecoderBlock, EncoderBlock, SwiGLU
-from clearhead.nn.norms import LayerScale, RMSNorm
 
 CONFIG = PredictorConfig(
     width=4,

@@ -48,3 +48,30 @@ def test_bert_init_preserves_the_residual_signal_through_twelve_post_norms():
 def test_an_unknown_init_raises():
     with pytest.raises(ValueError, match="init must be one of xavier, bert, got 'orthogonal'"):
         build(1, "orthogonal")
+
+
+@pytest.mark.parametrize(("init", "head_mlp_dim"), [("xavier", 0), ("bert", 12)])
+def test_reset_classifier_replaces_the_head_only(init, head_mlp_dim):
+    sizes = {"width": 32, "depth": 1, "num_heads": 2, "image_size": 8, "patch_size": 4, "num_classes": 5}
+    model = VisionTransformer(**sizes, init=init, head_mlp_dim=head_mlp_dim, mlp_dropout=0.1).double().eval()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    features, before = model.features(images), {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.reset_classifier(7)
+    assert model(images).shape == (2, 7)
+    assert model.config.num_classes == 7
+    assert torch.equal(model.features(images), features)
+    after = model.state_dict()
+    assert after.keys() == before.keys() == VisionTransformer.from_config(model.config).state_dict().keys()
+    changed = {name for name in after if after[name].shape != before[name].shape or not after[name].equal(before[name])}
+    assert changed
+    assert all(name.startswith("head.") for name in changed)
+    assert not any(module.training for module in model.modules())
+    if init == "bert":
+        assert model.head.fc1.weight.std().item() == pytest.approx(BERT, rel=0.3)
+
+
+def test_reset_classifier_refuses_a_number_of_classes_that_no_model_has():
+    model = build(1, "xavier")
+    with pytest.raises(ValueError, match=r"num_classes.*got 0"):
+        model.reset_classifier(0)
+    assert model.head.out_features == model.config.num_classes == 5

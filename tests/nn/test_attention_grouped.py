@@ -10,9 +10,8 @@ from torch import nn
 
 import clearhead
 from clearhead.nn import masks
-from clearhead.nn.attention import MultiHeadAttention, attend_fused, attend_reference
+from clearhead.nn.attention import MultiHeadAttention, RMSNorm, attend_fused, attend_reference
 from clearhead.nn.cache import KVCache
-from clearhead.nn.norms import RMSNorm
 from clearhead.nn.positions import rotary_angles
 
 MASKS = {

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from clearhead.nn import masks
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.attention import LayerScale, MultiHeadAttention, RMSNorm
 from clearhead.nn.blocks import ACTIVATIONS, MLP, DecoderBlock, EncoderBlock, SwiGLU, drop_path
-from clearhead.nn.norms import LayerScale, RMSNorm
 
 WIDTH = 8
 NORMS = {"pre": {}, "post": {"norm_first": False}, "none": {"norm_layer": nn.Identity}}

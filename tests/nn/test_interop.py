@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clearhead.nn import masks
-from clearhead.nn.attention import MultiHeadAttention, attend_reference
+from clearhead.nn.attention import LayerScale, MultiHeadAttention, RMSNorm, attend_reference
 from clearhead.nn.blocks import MLP, Decoder, DecoderBlock, Encoder, EncoderBlock, EncoderDecoder, SwiGLU
 from clearhead.nn.interop import attention_from_packed
-from clearhead.nn.norms import LayerScale, RMSNorm
 
 WIDTH, HEADS = 8, 2
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from clearhead import LanguageModel
+from clearhead.nn.attention import RMSNorm
 from clearhead.nn.cache import DecoderCache
-from clearhead.nn.norms import RMSNorm
 
 WIDTH, HEADS, KV_HEADS, MLP_DIM, VOCAB, DEPTH = 32, 4, 2, 44, 50, 2
 SIZES = {

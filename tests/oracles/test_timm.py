@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from clearhead import VisionTransformer
+from clearhead.nn.attention import LayerScale
 from clearhead.nn.blocks import SwiGLU
-from clearhead.nn.norms import LayerScale
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead.models.generate import Sampling
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.training import distributed
 from clearhead.training.checkpoint import checkpoint_path, load
 from clearhead.training.context import faster_precision
@@ -105,7 +105,7 @@ def test_the_imitation_refuses_what_mps_refuses(tmp_path):
 
 
 TRAIN = """
-from clearhead.recipes.launch import resume, train
+from clearhead.recipes import resume, train
 from clearhead.training import distributed, evaluation
 
 distributed.choose_device = lambda *_: torch.device("nodouble", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.files import from_json
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.training.checkpoint import checkpoint_path, load
 
 HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-from clearhead.data.cifar10 import NORMALIZE
+from clearhead.data.image_datasets import CIFAR10_NORMALIZE
 from clearhead.recipes.cifar10_bert import cifar10_bert
 from clearhead.training.config import RunConfig
 
@@ -7,7 +7,7 @@ def test_augmentation_normalization_and_optimizer_settings():
     config = cifar10_bert()
     model, augmentation = config.model, config.data.augmentation
     assert (augmentation.crop, augmentation.flip, augmentation.cutout, augmentation.mixup) == (4, True, 0, 0)
-    assert (NORMALIZE.mean, NORMALIZE.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    assert (CIFAR10_NORMALIZE.mean, CIFAR10_NORMALIZE.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     assert config.training.batch_size == 192
     assert (config.optimizer.name, config.optimizer.lr) == ("adamw", 5e-4)
     assert (model.depth, model.num_heads, model.width, model.mlp_dim) == (12, 8, 256, 1024)

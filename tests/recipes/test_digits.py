@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.models.config import build_model
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 from clearhead.tasks.objectives import BinaryClassification, Classification, Regression
 
 

@@ -5,9 +5,8 @@ from PIL import Image
 from clearhead.cli.main import main
 from clearhead.data.images import read_image, resize
 from clearhead.inference.run import Run
+from clearhead.recipes import config_of, train
 from clearhead.recipes.folder import BATCH_SIZE, folder
-from clearhead.recipes.launch import train
-from clearhead.recipes.registry import config_of
 from clearhead.tasks.images import read_pixels
 from clearhead.training.run_directory import RunDirectory
 

@@ -1,7 +1,7 @@
 import torch
 
 from clearhead.models.config import build_model
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 
 
 def test_context_length_follows_the_set_size():

@@ -1,6 +1,6 @@
 import pytest
 
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 
 
 @pytest.mark.parametrize("name", ["pronounce", "pronounce-fast"])

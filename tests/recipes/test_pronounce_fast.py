@@ -2,9 +2,9 @@ from itertools import islice
 
 import pytest
 
-from clearhead.data.pronounce import load_splits
+from clearhead.data.sequences import load_splits
 from clearhead.inference.run import Run
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.tasks.pronunciation import error_rates, words_to_score
 
 

@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead
-from clearhead.recipes.launch import train
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of, train
 
 
 def test_context_length_follows_the_data_length():

@@ -7,8 +7,7 @@ from torch import nn
 
 from clearhead.models.config import build_model
 from clearhead.nn.positions import sinusoidal
-from clearhead.recipes.launch import train
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of, train
 
 
 class TutorialNetwork(nn.Module):

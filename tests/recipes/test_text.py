@@ -1,6 +1,6 @@
 import pytest
 
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 
 
 def test_vocab_size_and_context_length_follow_the_text(tmp_path):

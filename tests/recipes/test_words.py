@@ -1,4 +1,4 @@
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 
 
 def test_vocab_size_follows_the_word_list(tmp_path):

@@ -1,19 +1,24 @@
-"""Configs of runs of 12 steps on random images or random words, with every source of randomness enabled."""
+"""Configs of runs of 12 steps on random images or random words, with all sources of randomness; a new run directory."""
 
+import os
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
-from clearhead.data import text
+from clearhead.data import Augmentation
+from clearhead.data.batches import Batches
 from clearhead.data.dataset import Dataset, Images, Normalize, SequencePairs
-from clearhead.data.options import Augmentation
+from clearhead.data.sequences import Words as WordExamples
 from clearhead.data.vocab import BOS, EOS
 from clearhead.models.config import LanguageConfig, Seq2SeqConfig, VisionConfig
 from clearhead.tasks.images import Mnist
 from clearhead.tasks.language import Words
 from clearhead.tasks.pronounce import Pronounce
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
+from clearhead.training.run_directory import RunDirectory
+from support.runs import RUN_CONFIG
 
 MODEL = VisionConfig(
     image_size=8, patch_size=4, in_channels=1, num_classes=3, width=8, depth=2, num_heads=2, patch_embed="conv"
@@ -80,7 +85,7 @@ def pairs(n, seed):
 
 def word_sequences(n, seed):
     words, _ = random_words(n, seed)
-    return text.Words(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
+    return WordExamples(SequencePairs.of([[BOS, *word] for word in words], [[*word, EOS] for word in words]))
 
 
 @pytest.fixture(params=["seq2seq", "causal-lm"])
@@ -90,3 +95,32 @@ def sequences(request, monkeypatch):
     data = Dataset(make(57, 0), make(13, 1), make(17, 2), (), None)
     monkeypatch.setattr(type(config.data), "read", lambda task, seed: data)
     return config
+
+
+@pytest.fixture
+def reports():
+    """The messages of `run`."""
+    return []
+
+
+@pytest.fixture
+def run(tmp_path, reports):
+    """A new run directory."""
+    return RunDirectory.create(tmp_path / "runs/mine", RUN_CONFIG, reports.append)
+
+
+@pytest.fixture
+def signal_at(monkeypatch):
+    """Sends this process a signal during a given step."""
+
+    def send_at(step, number=signal.SIGTERM):
+        def at(self, now, rank=0, world=1):
+            if now == step - 1:
+                os.kill(os.getpid(), number)
+            return whole(self, now, rank, world)
+
+        whole = Batches.at
+        monkeypatch.setattr(Batches, "at", at)
+        return lambda: monkeypatch.setattr(Batches, "at", whole)
+
+    return send_at

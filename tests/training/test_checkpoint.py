@@ -18,35 +18,9 @@ from clearhead.training.checkpoint import (
     save,
     saved_steps,
 )
+from support.runs import equal_checkpoints, equal_tensors, fail_on_report, make_checkpoint
 
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
-
-
-def make_checkpoint(step: int, value: float = 0.5) -> Checkpoint:
-    return Checkpoint(step, {"w": torch.full((2,), value)}, {"m": torch.tensor(step)}, {"loss": 0.1 + 0.2})
-
-
-def fail_on_report(message: str) -> None:
-    raise AssertionError(f"unexpected report: {message}")
-
-
-def equal_tensors(a: dict, b: dict) -> bool:
-    """Whether two dicts of tensors are equal bit for bit, NaN included."""
-    return a.keys() == b.keys() and all(
-        a[k].dtype == b[k].dtype
-        and a[k].shape == b[k].shape
-        and a[k].contiguous().reshape(-1).view(torch.uint8).equal(b[k].contiguous().reshape(-1).view(torch.uint8))
-        for k in a
-    )
-
-
-def equal_checkpoints(a: Checkpoint, b: Checkpoint) -> bool:
-    return (
-        a.step == b.step
-        and a.state == b.state
-        and equal_tensors(a.model, b.model)
-        and equal_tensors(a.optimizer, b.optimizer)
-    )
 
 
 class TestRoundTrip:

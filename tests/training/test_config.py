@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.models.config import LanguageConfig, PredictorConfig, Seq2SeqConfig, VisionConfig
 from clearhead.tasks.images import Mnist
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig, flat

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from clearhead.recipes.trial import compare
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.verify_resume import compare
 
 pytestmark = pytest.mark.slow
 

@@ -1,15 +1,12 @@
 import math
-import os
 import re
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
-from clearhead.data.batches import Batches
+from clearhead.data import Augmentation
 from clearhead.data.dataset import Subset
-from clearhead.data.options import Augmentation
 from clearhead.training import checkpoint, loop
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.distributed import Ranks
@@ -18,54 +15,12 @@ from clearhead.training.optim import Optimizers
 from clearhead.training.progress import FINISHED, STOPPED
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.state import TrainState
-
-
-def without_times(record):
-    return {name: value for name, value in record.items() if name != "seconds"}
-
-
-def records(folder):
-    return [without_times(record) for record in RunDirectory.open(folder).records()]
-
-
-def assert_identical(folder, other):
-    """Compares weights, optimizer, averages, RNG state, train state and records at all common steps."""
-    assert records(folder) == records(other)
-    common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
-    assert max(checkpoint.saved_steps(folder)) in common
-    for step in common:
-        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.step_name(step)) for path in (folder, other))
-        assert without_times(mine.state["train_state"]) == without_times(theirs.state["train_state"])
-        for tensors, others in ((mine.model, theirs.model), (mine.optimizer, theirs.optimizer)):
-            assert tensors.keys() == others.keys()
-            for name in tensors:
-                assert torch.equal(tensors[name], others[name]), (step, name)
-
-
-def with_training(config, **changes):
-    return replace(config, training=replace(config.training, **changes))
+from support.runs import assert_identical, records_of, with_training
 
 
 def without_randomness(config):
     model = replace(config.model, dropout=0.0, attention_dropout=0.0, drop_path=0.0)
     return replace(config, model=model, data=replace(config.data, augmentation=Augmentation()))
-
-
-@pytest.fixture
-def signal_at(monkeypatch):
-    """Sends this process a signal during a given step."""
-
-    def send_at(step, number=signal.SIGTERM):
-        def at(self, now, rank=0, world=1):
-            if now == step - 1:
-                os.kill(os.getpid(), number)
-            return whole(self, now, rank, world)
-
-        whole = Batches.at
-        monkeypatch.setattr(Batches, "at", at)
-        return lambda: monkeypatch.setattr(Batches, "at", whole)
-
-    return send_at
 
 
 def test_test_record_names_the_step_of_its_checkpoint(config, tmp_path, monkeypatch):
@@ -117,7 +72,7 @@ def test_finished_run_is_tested_only_once(config, tmp_path, monkeypatch):
     first = train(config, tmp_path / "run", quiet=True)
     monkeypatch.setattr(loop, "evaluate", None)
     assert resume(tmp_path / "run", quiet=True) == first
-    assert [r["kind"] for r in records(tmp_path / "run")].count("test") == 1
+    assert [r["kind"] for r in records_of(tmp_path / "run")].count("test") == 1
 
 
 def test_run_without_validation_examples_tests_its_last_step(config, tmp_path, monkeypatch):
@@ -126,9 +81,9 @@ def test_run_without_validation_examples_tests_its_last_step(config, tmp_path, m
     empty = replace(data, validation=type(data.validation)(data.validation.images[:0], data.validation.labels[:0]))
     monkeypatch.setattr(type(config.data), "read", lambda task, seed: empty)
     outcome = train(config, tmp_path / "run", quiet=True)
-    assert outcome.best_step == 0
+    assert outcome.best_step is None
     assert outcome.test["best_step"] == 12
-    assert not [r for r in records(tmp_path / "run") if r["kind"] == "validation"]
+    assert not [r for r in records_of(tmp_path / "run") if r["kind"] == "validation"]
 
 
 def test_gradient_accumulation_equals_the_full_batch(config, tmp_path):
@@ -162,8 +117,8 @@ def test_non_finite_loss_stops_the_run_and_is_not_saved(config, tmp_path):
     assert caught.value.exit_code not in (FINISHED, STOPPED)
     failed = int(str(caught.value).split("at step ")[1].split(",")[0])
     assert checkpoint.saved_steps(tmp_path / "run") == list(range(1, failed))
-    assert records(tmp_path / "run")[-1] == {"kind": "diverged", "step": failed}
-    assert records(tmp_path / "run")[-2]["step"] == failed - 1
+    assert records_of(tmp_path / "run")[-1] == {"kind": "diverged", "step": failed}
+    assert records_of(tmp_path / "run")[-2]["step"] == failed - 1
 
 
 def test_training_preserves_the_rng_state_and_the_number_of_threads(config, tmp_path):
@@ -235,7 +190,7 @@ def test_gradient_accumulation_of_padded_sequences_equals_the_full_batch(sequenc
     config = replace(sequences, model=replace(sequences.model, dropout=0.0))
     train(with_training(config, grad_accum_steps=1), tmp_path / "one", quiet=True)
     train(with_training(config, grad_accum_steps=3), tmp_path / "three", quiet=True)
-    for mine, theirs in zip(records(tmp_path / "one"), records(tmp_path / "three"), strict=True):
+    for mine, theirs in zip(records_of(tmp_path / "one"), records_of(tmp_path / "three"), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
@@ -256,7 +211,7 @@ def test_run_without_a_test_set_finishes_without_a_test(sequences, tmp_path, mon
     monkeypatch.setattr(type(sequences.data), "read", lambda task, seed: replace(data, test=none))
     outcome = train(sequences, tmp_path / "run", quiet=True)
     assert (outcome.reason, outcome.test) == ("finished", None)
-    assert {record["kind"] for record in records(tmp_path / "run")} == {"train", "validation"}
+    assert {record["kind"] for record in records_of(tmp_path / "run")} == {"train", "validation"}
 
 
 def test_measuring_precisions_does_not_change_training(config, tmp_path, monkeypatch):

@@ -7,56 +7,13 @@ import signal
 from dataclasses import replace
 
 import pytest
-import torch
 
 from clearhead.data.batches import Batches
 from clearhead.training import checkpoint, loop
 from clearhead.training.loop import resume, train
 from clearhead.training.progress import FINISHED, STOPPED
 from clearhead.training.run_directory import RunDirectory
-
-
-def without_times(record):
-    return {name: value for name, value in record.items() if name != "seconds"}
-
-
-def records(folder):
-    return [without_times(record) for record in RunDirectory.open(folder).records()]
-
-
-def assert_identical(folder, other):
-    """Compares weights, optimizer, averages, RNG state, train state and records at all common steps."""
-    assert records(folder) == records(other)
-    common = set(checkpoint.saved_steps(folder)) & set(checkpoint.saved_steps(other))
-    assert max(checkpoint.saved_steps(folder)) in common
-    for step in common:
-        mine, theirs = (checkpoint.load(path / "checkpoints" / checkpoint.step_name(step)) for path in (folder, other))
-        assert without_times(mine.state["train_state"]) == without_times(theirs.state["train_state"])
-        for tensors, others in ((mine.model, theirs.model), (mine.optimizer, theirs.optimizer)):
-            assert tensors.keys() == others.keys()
-            for name in tensors:
-                assert torch.equal(tensors[name], others[name]), (step, name)
-
-
-def with_training(config, **changes):
-    return replace(config, training=replace(config.training, **changes))
-
-
-@pytest.fixture
-def signal_at(monkeypatch):
-    """Sends this process a signal during a given step."""
-
-    def send_at(step, number=signal.SIGTERM):
-        def at(self, now, rank=0, world=1):
-            if now == step - 1:
-                os.kill(os.getpid(), number)
-            return whole(self, now, rank, world)
-
-        whole = Batches.at
-        monkeypatch.setattr(Batches, "at", at)
-        return lambda: monkeypatch.setattr(Batches, "at", whole)
-
-    return send_at
+from support.runs import assert_identical, records_of, with_training
 
 
 def test_run_interrupted_at_any_step_resumes_bit_for_bit(config, tmp_path, signal_at):
@@ -153,7 +110,7 @@ def test_killed_run_resumes_from_its_latest_checkpoint(config, tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed", quiet=True)
     monkeypatch.setattr(Batches, "at", whole)
-    assert records(tmp_path / "killed")[-1]["step"] == 10  # logged after the checkpoint: must be dropped
+    assert records_of(tmp_path / "killed")[-1]["step"] == 10  # logged after the checkpoint: must be dropped
     assert checkpoint.saved_steps(tmp_path / "killed")[-1] == 9
     resume(tmp_path / "killed", quiet=True)
     assert_identical(tmp_path / "killed", tmp_path / "whole")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clearhead.models.config import LanguageConfig, PredictorConfig, VisionConfig, build_model
-from clearhead.recipes.registry import config_of
+from clearhead.recipes import config_of
 from clearhead.training import optim
 from clearhead.training.config import OptimizerConfig
 from clearhead.training.optim import (

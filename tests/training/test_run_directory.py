@@ -5,36 +5,15 @@ import sys
 import time
 
 import pytest
-import torch
 
-from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.run_directory import RunDirectory
-
-CONFIG = {"recipe": "reverse", "seed": 7, "optimizer": {"lr": 0.1 + 0.2}}
-
-
-def make_checkpoint(step: int) -> Checkpoint:
-    return Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, {})
-
-
-def record(step: int) -> dict:
-    return {"kind": "train", "step": step, "loss": 1 / (step + 1)}
-
-
-@pytest.fixture
-def reports():
-    return []
-
-
-@pytest.fixture
-def run(tmp_path, reports):
-    return RunDirectory.create(tmp_path / "runs/mine", CONFIG, reports.append)
+from support.runs import RUN_CONFIG, make_checkpoint, make_record
 
 
 class TestCreate:
     def test_open_returns_the_config_of_create(self, run):
-        assert run.config == CONFIG
-        assert RunDirectory.open(run.path).config == CONFIG
+        assert run.config == RUN_CONFIG
+        assert RunDirectory.open(run.path).config == RUN_CONFIG
         assert run.latest_checkpoint() is run.best_checkpoint() is None
         assert run.records() == []
         assert os.listdir(run.path.parent) == ["mine"]
@@ -42,17 +21,17 @@ class TestCreate:
     def test_existing_run_is_never_overwritten(self, run):
         with pytest.raises(ValueError, match=r"a new run needs a new folder, got .*mine.*`clearhead resume .*mine`"):
             RunDirectory.create(run.path, {"other": 1})
-        assert RunDirectory.open(run.path).config == CONFIG
+        assert RunDirectory.open(run.path).config == RUN_CONFIG
 
     def test_existing_file_is_never_overwritten(self, tmp_path):
         (tmp_path / "mine").write_text("poem")
         with pytest.raises(ValueError, match="needs a new folder"):
-            RunDirectory.create(tmp_path / "mine", CONFIG)
+            RunDirectory.create(tmp_path / "mine", RUN_CONFIG)
         assert (tmp_path / "mine").read_text() == "poem"
 
     def test_empty_folder_can_become_a_run(self, tmp_path):
         (tmp_path / "mine").mkdir()
-        assert RunDirectory.create(tmp_path / "mine", CONFIG).config == CONFIG
+        assert RunDirectory.create(tmp_path / "mine", RUN_CONFIG).config == RUN_CONFIG
 
     def test_concurrent_creation_succeeds_only_once(self, tmp_path, monkeypatch):
         rename = os.rename
@@ -64,26 +43,26 @@ class TestCreate:
 
         monkeypatch.setattr(os, "rename", rename_after_a_rival)
         with pytest.raises(ValueError, match="needs a new folder"):
-            RunDirectory.create(tmp_path / "mine", CONFIG)
+            RunDirectory.create(tmp_path / "mine", RUN_CONFIG)
         assert RunDirectory.open(tmp_path / "mine").config == {"faster": 1}
         assert os.listdir(tmp_path) == ["mine"]
 
     def test_creation_is_atomic_at_every_system_call(self, tmp_path, faults):
         for at in range(100):
             path = tmp_path / f"run{at}"
-            failure, reached = faults.during(lambda p=path: RunDirectory.create(p, CONFIG), at)
+            failure, reached = faults.during(lambda p=path: RunDirectory.create(p, RUN_CONFIG), at)
             if not reached:
                 break
             if failure is not None:
                 assert "the run was not created: No space left on device" in str(failure)
-            assert RunDirectory.open(path).config == CONFIG if path.exists() else failure is not None
+            assert RunDirectory.open(path).config == RUN_CONFIG if path.exists() else failure is not None
         assert at > 8
-        assert RunDirectory.open(path).config == CONFIG
+        assert RunDirectory.open(path).config == RUN_CONFIG
 
     def test_file_in_place_of_the_parent_folder_is_an_error(self, tmp_path):
         (tmp_path / "runs").write_text("")
         with pytest.raises(OSError, match="the run was not created"):
-            RunDirectory.create(tmp_path / "runs/mine", CONFIG)
+            RunDirectory.create(tmp_path / "runs/mine", RUN_CONFIG)
 
 
 class TestOpen:
@@ -105,7 +84,7 @@ class TestOpen:
 class TestLock:
     def test_only_the_lock_owner_writes(self, run):
         for write in (
-            lambda: run.log(record(1)),
+            lambda: run.log(make_record(1)),
             lambda: run.save(make_checkpoint(1)),
             lambda: run.drop_after(1),
             lambda: run.mark_best(1),
@@ -151,7 +130,7 @@ class TestLock:
 
     def test_lock_cleans_up_after_a_killed_owner(self, run):
         with run.lock():
-            run.log(record(1))
+            run.log(make_record(1))
             run.save(make_checkpoint(1))
         (run.path / "checkpoints/saving-step-00000002").mkdir()
         (run.path / ".metrics.jsonl.0123.part").write_text("half")
@@ -162,8 +141,8 @@ class TestLock:
         with run.lock():
             assert os.listdir(run.path / "checkpoints") == ["step-00000001"]
             assert not [*run.path.glob(".*"), *run.path.glob("snapshots/.*")]
-            run.log(record(2))
-        assert run.records() == [record(1), record(2)]
+            run.log(make_record(2))
+        assert run.records() == [make_record(1), make_record(2)]
 
 
 class TestLeftovers:
@@ -184,7 +163,7 @@ class TestLeftovers:
         for name in (".other.new-0123abcd", ".mine.new-00000000"):
             self.abandon(run, name)
         if when == "create":
-            RunDirectory.create(run.path.with_name("second"), CONFIG)
+            RunDirectory.create(run.path.with_name("second"), RUN_CONFIG)
         else:
             with run.lock():
                 pass

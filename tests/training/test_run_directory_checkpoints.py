@@ -8,26 +8,7 @@ import torch
 from clearhead.training import checkpoint, metrics_log
 from clearhead.training.checkpoint import Checkpoint
 from clearhead.training.run_directory import RunDirectory
-
-CONFIG = {"recipe": "reverse", "seed": 7, "optimizer": {"lr": 0.1 + 0.2}}
-
-
-def make_checkpoint(step: int) -> Checkpoint:
-    return Checkpoint(step, {"w": torch.full((2,), float(step))}, {}, {})
-
-
-def record(step: int) -> dict:
-    return {"kind": "train", "step": step, "loss": 1 / (step + 1)}
-
-
-@pytest.fixture
-def reports():
-    return []
-
-
-@pytest.fixture
-def run(tmp_path, reports):
-    return RunDirectory.create(tmp_path / "runs/mine", CONFIG, reports.append)
+from support.runs import RUN_CONFIG, make_checkpoint, make_record
 
 
 class TestCheckpoints:
@@ -176,7 +157,7 @@ class TestCheckpoints:
 
     def test_log_is_fsynced_before_the_checkpoint_that_refers_to_it(self, run, faults):
         with run.lock():
-            run.log(record(1))
+            run.log(make_record(1))
             faults.during(lambda: run.save(make_checkpoint(1)), faults.NEVER)
         calls = [(call, str(args[0])) for call, *args in faults.trace]
         assert calls[0] == ("open", str(run.path / "metrics.jsonl"))
@@ -185,10 +166,10 @@ class TestCheckpoints:
     @pytest.mark.parametrize("once", [True, False])
     def test_failed_call_at_any_point_of_a_save_loses_nothing(self, tmp_path, faults, once):
         for at in range(200):
-            run = RunDirectory.create(tmp_path / str(at), CONFIG, lambda message: None)
+            run = RunDirectory.create(tmp_path / str(at), RUN_CONFIG, lambda message: None)
             with run.lock():
                 for step in (1, 2):
-                    run.log(record(step))
+                    run.log(make_record(step))
                     run.save(make_checkpoint(step), keep=2)
                 run.mark_best(1)
                 failure, reached = faults.during(lambda r=run: r.save(make_checkpoint(3), keep=1), at, once)
@@ -197,7 +178,7 @@ class TestCheckpoints:
                 found = again.latest_checkpoint()
                 assert found.step == 3 if failure is None else found.step in (2, 3)
                 assert again.best_checkpoint().step == 1
-                assert again.records() == [record(1), record(2)]
+                assert again.records() == [make_record(1), make_record(2)]
             if not reached:
                 break
             assert failure is None or failure.errno == errno.ENOSPC
@@ -211,7 +192,7 @@ class TestMetricsLog:
     def trained(self, run):
         with run.lock():
             for step in range(1, 70):
-                run.log(record(step))
+                run.log(make_record(step))
                 if step % 23 == 0:
                     run.save(make_checkpoint(step), keep=9)
             run.log({"kind": "test", "step": 69})
@@ -256,7 +237,7 @@ class TestMetricsLog:
         assert len(trained.records()) == 46
         with trained.lock():  # and so does a checkpoint saved after rewinding
             trained.drop_after(46)
-            trained.log(record(47))
+            trained.log(make_record(47))
             trained.save(make_checkpoint(47))
         assert self.resume_reports(trained) == []
         assert checkpoint.load(checkpoint.checkpoint_path(trained.path, 47)).records.count == 47
@@ -281,7 +262,7 @@ class TestMetricsLog:
     def test_save_does_not_read_the_log(self, trained, monkeypatch):
         with trained.lock():
             monkeypatch.setattr(metrics_log, "lines", lambda path: pytest.fail("the log was read"))
-            trained.log(record(70))
+            trained.log(make_record(70))
             trained.save(make_checkpoint(70))
         monkeypatch.undo()
         assert self.resume_reports(trained) == []

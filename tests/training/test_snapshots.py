@@ -7,7 +7,7 @@ from safetensors.torch import save
 from clearhead.files import to_json
 from clearhead.inference.run import Run
 from clearhead.insight.trace import look
-from clearhead.recipes.launch import train
+from clearhead.recipes import train
 from clearhead.training import checkpoint, snapshots
 from clearhead.training.snapshots import read_snapshots
 

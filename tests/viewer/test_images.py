@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from clearhead.data.image_datasets import load_images
 from clearhead.data.images import resize
-from clearhead.data.mnist import load_images
 
 
 def test_centering_by_mass_leaves_mnist_unchanged(engine):

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 
 import clearhead
 from clearhead import insight
-from clearhead.data.mnist import NORMALIZE, load_images
+from clearhead.data.image_datasets import MNIST_NORMALIZE, load_images
 from clearhead.models.vit import VisionTransformer
+from clearhead.recipes import train
 from clearhead.recipes.cifar10_fast import cifar10_fast
-from clearhead.recipes.launch import train
 
 LOGITS, MAPS, ATTRIBUTIONS = 1e-4, 1e-5, 1e-4
 """largest differences from PyTorch"""
-MNIST = {"mean": NORMALIZE.mean, "std": NORMALIZE.std, "background": 0}
+MNIST = {"mean": MNIST_NORMALIZE.mean, "std": MNIST_NORMALIZE.std, "background": 0}
 RUN = [{"kind": "run", "image": i} for i in range(1000)]
 
 pytestmark = pytest.mark.slow

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.cli.options import Parser
-from clearhead.data.options import N_VIEWS
+from clearhead.data import N_VIEWS
 from clearhead.messages import duration, json_text, printable
-from clearhead.recipes.registry import RECIPES, Recipe
+from clearhead.recipes import RECIPES, Recipe
+from clearhead.tasks import TASKS, find_task
 from clearhead.tasks.images import ImageTask
-from clearhead.tasks.registry import TASKS, find_task
 from clearhead.tasks.task import Task
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from clearhead.data import Augmentation
     from clearhead.data.dataset import Dataset
-    from clearhead.data.options import Augmentation
     from clearhead.training.config import RunConfig
 
 ABOUT_DATA = """\
@@ -74,7 +74,7 @@ def show_list() -> None:
 
 def availability(name: str) -> str:
     """generated, embedded, downloaded, not downloaded or your own"""
-    from clearhead.data.cache import has
+    from clearhead.data.downloads import has
 
     origin = TASKS[name].origin
     return "not downloaded" if origin == "downloaded" and not has(name) else origin
@@ -90,8 +90,7 @@ def get(name: str, argv: Sequence[str]) -> None:
     find_task(name)
     if args.path == "":
         raise ValueError("--from must be the path of a folder or an archive, got ''")
-    from clearhead.data.cache import folder_of, is_complete, obtain
-    from clearhead.data.sources import LocalSource
+    from clearhead.data.downloads import LocalSource, folder_of, is_complete, obtain
     from clearhead.data.user_files import user_path
 
     task = find_task(name)
@@ -160,7 +159,7 @@ def recipe_of(name: str) -> tuple[str, "RunConfig"]:
 
 def override_data(task: Task, overrides: dict[str, Any]) -> Task:
     """The recipe's task with the user's overrides, for display."""
-    from clearhead.recipes.registry import with_changes
+    from clearhead.recipes import with_changes
 
     changes = {path.removeprefix("data."): value for path, value in overrides.items() if path.startswith("data.")}
     changed: Task = with_changes(task, changes)
@@ -171,8 +170,8 @@ def override_data(task: Task, overrides: dict[str, Any]) -> Task:
 
 def write_sheet(data: "Dataset", seed: int, out: Path, augmentation: "Augmentation | None") -> None:
     """Writes the contact sheet, with augmented versions if an augmentation is given."""
-    from clearhead.data.contact_sheet import augmented_sheet, contact_sheet
     from clearhead.files import write_atomic
+    from clearhead.tasks.report import augmented_sheet, contact_sheet
 
     if out.suffix.lower() != ".png":
         raise ValueError(f"--out must be a .png file, got {str(out)!r}; try --out {out.with_suffix('.png')}")

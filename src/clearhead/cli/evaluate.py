@@ -110,7 +110,7 @@ def as_pronounce(run: "Run") -> Pronounce:
 
 def with_part(run: "Run", part: "PartName", metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics with the part of the data and the test-time augmentation before them."""
-    from clearhead.data.augment import TTA_DESCRIPTIONS
+    from clearhead.data.batches import TTA_DESCRIPTIONS
     from clearhead.inference.evaluate import tta_of
 
     tta = TTA_DESCRIPTIONS[tta_of(run, part)]
@@ -138,10 +138,9 @@ def confusion(argv: Sequence[str]) -> None:
     args = options.parse(argv)
 
     from clearhead.cli.options import say, warn_if_unfinished
-    from clearhead.data.options import N_VIEWS
+    from clearhead.data import N_VIEWS
     from clearhead.drawing import check_suffix, save_figure
-    from clearhead.inference.evaluate import draw_confusion
-    from clearhead.inference.predictions import confusion
+    from clearhead.inference.evaluate import confusion, draw_confusion
     from clearhead.inference.run import Run
 
     if args.out:
@@ -176,7 +175,7 @@ def predictions(argv: Sequence[str]) -> None:
 
     from clearhead.cli.options import say, warn_if_unfinished
     from clearhead.drawing import check_suffix, save_figure
-    from clearhead.inference.predictions import draw_report, report
+    from clearhead.inference.evaluate import draw_report, report
     from clearhead.inference.run import Run
     from clearhead.tasks.pronunciation import beam_of, report_words
 

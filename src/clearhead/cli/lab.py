@@ -57,7 +57,7 @@ def lab(argv: Sequence[str]) -> int:
 
 def claim_list() -> str:
     """Slug, kind and statement of every claim, grouped by lesson, followed by commands to run them."""
-    from clearhead.lab.registry import claim_summaries
+    from clearhead.lab import claim_summaries
 
     claims = claim_summaries()
     size = max(len(claim.slug) for claim in claims)
@@ -90,15 +90,15 @@ def entry(label: str, kind: str, statement: str, size: int) -> Iterator[str]:
 
 def run_all(args: Namespace) -> int:
     """Runs the claims; the exit code is that of `lab`."""
-    from clearhead.lab import registry
+    from clearhead.lab import all_claims, run
     from clearhead.lab.claim import Finding
 
     if args.page:
         check_page(args.page)
     findings = []
-    for claim in registry.all_claims():
+    for claim in all_claims():
         announce(claim, args.all)
-        findings.append(Finding(claim, registry.run(claim.slug) if args.all or not claim.trains else None))
+        findings.append(Finding(claim, run(claim.slug) if args.all or not claim.trains else None))
     if args.page:
         write_page(args.page, findings)
     if args.json:
@@ -112,10 +112,10 @@ def run_all(args: Namespace) -> int:
 
 def run_one(slug: str, argv: Sequence[str]) -> int:
     from clearhead.drawing import check_suffix
-    from clearhead.lab import registry
+    from clearhead.lab import find, run
     from clearhead.lab.claim import Finding, changed, check_settings, settings
 
-    claim = registry.find(slug)
+    claim = find(slug)
     options = claim_parser(slug, about_claim(claim))
     add_settings(options, claim)
     args = options.parse(argv)
@@ -124,7 +124,7 @@ def run_one(slug: str, argv: Sequence[str]) -> int:
     values = {name: getattr(args, name) for name in settings(claim)}
     check_settings(claim, values)
     announce(claim, will_run=True)
-    finding = Finding(claim, registry.run(slug, **values), changed(claim, values))
+    finding = Finding(claim, run(slug, **values), changed(claim, values))
     figure = save_figure(finding, args)
     if args.json:
         print(json_text([as_dict(finding)]))
@@ -174,8 +174,8 @@ def about_claim(claim: "Claim") -> str:
 
 def save_figure(finding: "Finding", args: Namespace) -> Path | None:
     """The path of the saved figure. With --json it is drawn only if --figure names a file."""
+    from clearhead.lab import draw
     from clearhead.lab.plots import save
-    from clearhead.lab.registry import draw
 
     if args.no_figure or (args.json and not args.figure):
         return None
@@ -321,9 +321,9 @@ def check_page(path: Path) -> None:
 
 def write_page(path: Path, findings: Sequence["Finding"]) -> None:
     """Writes the page, and its figures to a directory of the same name: hand-out.md and hand-out/."""
-    from clearhead.lab.handout import single_page
+    from clearhead.lab import draw
     from clearhead.lab.plots import save
-    from clearhead.lab.registry import draw
+    from clearhead.lab.record import single_page
 
     directory = path.with_suffix("")
     directory.mkdir(parents=True, exist_ok=True)

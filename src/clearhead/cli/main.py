@@ -1,12 +1,14 @@
-"""The `clearhead` command: dispatches to subcommands and reports each error in one line.
+"""The `clearhead` command: dispatches to subcommands, reports each error in one line, and completes words in a shell.
 
 This module does not import torch, so that help and usage errors are instant; a command imports it when needed.
 """
 
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -33,15 +35,13 @@ GROUPS = {
         "train": Command("clearhead.cli.train:train", "Train a recipe, with any of its settings changed"),
         "resume": Command("clearhead.cli.train:resume", "Resume an interrupted run, or extend a finished one"),
         "runs": Command("clearhead.cli.runs:runs", "List runs with their recipe, step, accuracy and state"),
-        "curves": Command("clearhead.cli.curves:curves", "Plot loss and accuracy of runs against epochs"),
+        "curves": Command("clearhead.cli.runs:curves", "Plot loss and accuracy of runs against epochs"),
         "evaluate": Command("clearhead.cli.evaluate:evaluate", "Measure a run on its test or validation set"),
         "confusion": Command("clearhead.cli.evaluate:confusion", "Plot the confusion matrix on the test set"),
         "predictions": Command(
             "clearhead.cli.evaluate:predictions", "Compare predictions with targets; show confident mistakes"
         ),
-        "report": Command(
-            "clearhead.cli.report:report", "Write a report of runs: settings, curves, results, attention"
-        ),
+        "report": Command("clearhead.cli.runs:report", "Write a report of runs: settings, curves, results, attention"),
         "predict": Command(
             "clearhead.cli.predict:predict", "Predict the class of your own images, or from words or digits"
         ),
@@ -52,6 +52,8 @@ GROUPS = {
         ),
     },
     "Look inside": {
+        "open": Command("clearhead.cli.look:open_page", "Draw, look at attention and edit a model in the browser"),
+        "export": Command("clearhead.cli.look:export", "Write a trained model and its page to one HTML file"),
         "look": Command("clearhead.cli.look:look", "Plot the attention of a run for one example"),
         "doctor": Command("clearhead.cli.look:doctor", "Examine your own module: leaking masks, NaN, dead parameters"),
         "shapes": Command(
@@ -59,16 +61,16 @@ GROUPS = {
         ),
     },
     "Learn": {
-        "ask": Command("clearhead.cli.ask:ask", "Answer a question about attention and transformers"),
+        "ask": Command("clearhead.cli.learn:ask", "Answer a question about attention and transformers"),
         "lab": Command("clearhead.cli.lab:lab", "List claims about attention, and test them by experiments"),
-        "steps": Command("clearhead.cli.mask:steps", "Compute self-attention in five steps, with the numbers of each"),
-        "mask": Command("clearhead.cli.mask:mask", "Show an attention mask, or your own, as numbers and as a figure"),
+        "steps": Command("clearhead.cli.learn:steps", "Compute self-attention in five steps, with the numbers of each"),
+        "mask": Command("clearhead.cli.learn:mask", "Show an attention mask, or your own, as numbers and as a figure"),
     },
     "Data": {
         "data": Command("clearhead.cli.data:data", "List, download and show data sets"),
     },
     "Shell": {
-        "completion": Command("clearhead.cli.completion:completion", "Print a completion script for bash, zsh or fish"),
+        "completion": Command("clearhead.cli.main:completion", "Print a completion script for bash, zsh or fish"),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
@@ -83,6 +85,49 @@ Exit codes
     4  training diverged: loss, gradients or weights were not finite
     5  internal error, or out of memory
   130  interrupted (143: terminated) outside of training, or by a second signal"""
+
+BASH = """\
+_clearhead() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" options=""
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "{commands}" -- "$current"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}" in
+{bash_cases}
+    esac
+    case "$current" in
+        -*) COMPREPLY=($(compgen -W "$options" -- "$current")); return ;;
+    esac
+    if [ "$COMP_CWORD" -eq 2 ]; then
+        case "${{COMP_WORDS[1]}}" in
+            train|verify-resume) COMPREPLY=($(compgen -W "{recipes}" -- "$current")); return ;;
+            ask) COMPREPLY=($(compgen -W "{questions}" -- "$current")); return ;;
+            completion) COMPREPLY=($(compgen -W "{shells}" -- "$current")); return ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -f -- "$current"))
+}}
+complete -o filenames -F _clearhead clearhead
+"""
+ZSH = """\
+#compdef clearhead
+autoload -U +X bashcompinit && bashcompinit
+{bash}"""
+FISH = """\
+complete -c clearhead -f -n __fish_use_subcommand -a "{commands}"
+complete -c clearhead -f -n "__fish_seen_subcommand_from train verify-resume" -a "{recipes}"
+complete -c clearhead -f -n "__fish_seen_subcommand_from ask" -a "{questions}"
+complete -c clearhead -f -n "__fish_seen_subcommand_from completion" -a "{shells}"
+{fish_options}
+"""
+SHELLS = ("bash", "zsh", "fish")
+COMPLETION_DETAILS = """\
+To enable completion, save the script where your shell looks for it:
+  bash  clearhead completion bash > ~/.local/share/bash-completion/completions/clearhead
+  zsh   clearhead completion zsh > ~/.zfunc/_clearhead    (with ~/.zfunc in fpath)
+  fish  clearhead completion fish > ~/.config/fish/completions/clearhead.fish"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,6 +222,72 @@ def overview() -> str:
     return "\n".join(
         [*lines, EXIT_CODES, "", "Run `clearhead COMMAND --help` for the options of a command, with examples."]
     )
+
+
+def completion(argv: Sequence[str]) -> None:
+    """Prints a completion script for commands, recipes, questions, runs and options."""
+    from clearhead.cli.options import Parser
+
+    options = Parser(
+        "clearhead completion",
+        "Print a completion script for bash, zsh or fish.",
+        usage="clearhead completion {bash,zsh,fish}",
+        examples=("source <(clearhead completion bash)", "clearhead completion fish | source"),
+        details=COMPLETION_DETAILS,
+    )
+    options.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
+    shell = options.parse(argv).shell
+    if shell not in SHELLS:
+        raise unknown_name("shell", shell, SHELLS)
+    print(completion_script(shell), end="")
+
+
+def completion_script(shell: str) -> str:
+    from clearhead.course import answers
+    from clearhead.recipes import RECIPES
+
+    options = {command: options_of(command, RECIPES) for command in COMMANDS}
+    lists: dict[str, Iterable[str]] = {
+        "commands": COMMANDS,
+        "recipes": RECIPES,
+        "questions": answers(),
+        "shells": SHELLS,
+    }
+    words = {name: " ".join(values) for name, values in lists.items()}
+    if shell == "fish":
+        lines = [
+            f'complete -c clearhead -n "__fish_seen_subcommand_from {command}" -l {name.removeprefix("--")}'
+            for command, names in options.items()
+            for name in names
+        ]
+        return FISH.format(fish_options="\n".join(lines), **words)
+    cases = "\n".join(f'        {command}) options="{" ".join(names)}" ;;' for command, names in options.items())
+    bash = BASH.format(bash_cases=cases, **words)
+    return bash if shell == "bash" else ZSH.format(bash=bash)
+
+
+def options_of(command: str, recipes: Iterable[str]) -> list[str]:
+    """The long options in the help of a command, so that they are always complete.
+
+    If the command takes a recipe, these are the options of all recipes; for `lab`, those that all claims share are
+    added, because the settings of a claim could not be listed without importing torch.
+    """
+    if command in ("train", "verify-resume"):
+        texts = [help_of([command, recipe, "--help"]) for recipe in recipes]
+    else:
+        texts = [help_of([command, "--help"])]
+    if command == "lab":
+        from clearhead.cli.lab import claim_parser
+
+        texts.append(claim_parser("CLAIM", "").format_help())
+    names = [name for text in texts for name in re.findall(r"(?m)^ +(?:-h, )?(--[a-z][a-z0-9.-]*)", text)]
+    return list(dict.fromkeys(names))
+
+
+def help_of(argv: list[str]) -> str:
+    with redirect_stdout(io.StringIO()) as text:
+        run(argv)
+    return text.getvalue()
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
         )
+        self.other_names: dict[str, str] = {}
+        """names that are accepted in place of an option, but not shown in the help: {"--steps": "--training.steps"}"""
         self._negative_number_matcher = re.compile(r"-(inf|\.?\d)", re.ASCII)  # --beta -inf, --beta -1e5
 
     def add_run(self) -> None:
@@ -82,10 +84,15 @@ class Parser(argparse.ArgumentParser):
             option, _, value = arg.partition("=")
             if option.startswith("--") and value == "--":  # argparse would drop it and store a list
                 self.error(f"{option}: expected one argument, got '--'")
-        args, unknown = self.parse_known_args([with_dashes(arg) for arg in argv])
+        args, unknown = self.parse_known_args([self.option_name(with_dashes(arg)) for arg in argv])
         if unknown:
             raise ValueError(self.describe_unknown(unknown[0]))
         return args
+
+    def option_name(self, arg: str) -> str:
+        """--steps=5 -> --training.steps=5, where that is the option's own name."""
+        option, equals, value = arg.partition("=")
+        return self.other_names.get(option, option) + equals + value
 
     def describe_unknown(self, arg: str) -> str:
         """An error message for an unknown argument, with the closest option."""

@@ -86,7 +86,7 @@ def predict(argv: Sequence[str]) -> None:
     else:
         names = list(args.inputs)
         if task.input_option == "image":
-            names = [str(path) for name in args.inputs for path in images_at(Path(name))]
+            names = [str(path) for name in args.inputs for path in images_at(Path(name), run.path)]
         predictions = run.predict(names, invert=args.invert)
     print(as_json(names, predictions) if args.json else as_text(names, predictions))
 
@@ -135,12 +135,14 @@ def num_ordered(ranked: Sequence["Pronunciation"]) -> int:
     return in_order.index(False) + 1 if False in in_order else len(ranked)
 
 
-def images_at(path: Path) -> list[Path]:
-    """The file itself, or all images below a folder."""
+def images_at(path: Path, run: Path) -> list[Path]:
+    """The file itself, or all images below a folder. A word or a number that names no file is no image for `run`."""
     from clearhead.data.folder import is_image_file
     from clearhead.data.user_files import scandir_recursive
 
     if not path.is_dir():
+        if not path.suffix and not path.exists():
+            raise ValueError(f"{run} takes images, got {str(path)!r:.60}, which is neither a file nor a folder")
         return [path]
     images = sorted(Path(entry.path) for entry in scandir_recursive(path) if is_image_file(entry))
     if not images:

@@ -13,7 +13,7 @@ from clearhead.cli.options import Parser, add_overrides, apply_overrides, reader
 from clearhead.messages import closest_name, json_text
 from clearhead.models.config import AttentionConfig, Seq2SeqConfig, VisionConfig
 from clearhead.models.presets import PRESETS
-from clearhead.recipes.registry import RECIPES
+from clearhead.recipes import RECIPES
 
 if TYPE_CHECKING:
     from clearhead.models.shapes import Shapes

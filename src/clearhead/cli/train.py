@@ -1,21 +1,31 @@
-"""`clearhead train`, `resume`, `verify-resume` and `demo`: train a recipe, with any of its settings changed."""
+"""`clearhead train`, `resume`, `verify-resume` and `demo`: train a recipe with any settings, or a model of your own."""
 
 import argparse
 import inspect
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from clearhead.cli.custom import add_parts, resume_custom, train_custom
-from clearhead.cli.options import Parser, add_overrides, get_overrides, reader
+from clearhead.cli.options import (
+    Parser,
+    add_overrides,
+    dashes,
+    field_docs,
+    format_value,
+    get_overrides,
+    metavar,
+    reader,
+)
 from clearhead.messages import duration, printable
 from clearhead.models.config import VisionConfig
-from clearhead.recipes.registry import RECIPES, config_of, find
+from clearhead.recipes import RECIPES, config_of, find
+from clearhead.training.config import OptimizerConfig, SnapshotConfig, TrainingConfig
 
 if TYPE_CHECKING:
-    from clearhead.inference.run import Run
+    from clearhead.training.custom import UserParts
     from clearhead.training.loop import TrainResult
 
 TRAIN_DETAILS = """\
@@ -58,9 +68,26 @@ clearhead, tests it on 10,000 others, and plots its learning curves, confusion
 matrix, predictions and attention. The run is saved in runs/demo; a second call
 resumes it."""
 
+CUSTOM_DETAILS = """\
+MODEL is an nn.Module, a class that is built without arguments, or a function that
+returns a module. DATA is a data set or a function that returns one: a pair of tensors
+(inputs, targets), a map-style dataset or an iterable of batches; or a tuple of them,
+(train, val) or (train, val, test). LOSS is a function of outputs and targets that
+returns the mean over the batch (default: cross-entropy).
+
+The run contains no code: clearhead resume RUN takes --model and --data again, and
+clearhead.open_run(RUN, model=...) loads it in Python."""
+
+NOT_OFFERED = ("label_smoothing", "tta")
+"""settings of recipes only"""
+BATCH_SIZE = 32
+DEFAULTS = {"batch_size": BATCH_SIZE, "eval_batch_size": "as batch_size", "compile": "off"}
+"""defaults that differ from those of recipes"""
 STEPS, CHECKPOINT_EVERY = 30, 4
 """length of the runs of verify-resume, and steps between their checkpoints"""
 NOT_EXACT = 1
+SHORT_NAMES = {f"--{name}": f"--training.{name}" for name in ("epochs", "steps", "threads")}
+"""options of `resume` and the settings of a recipe that they change; both commands accept both names"""
 
 
 def train(argv: Sequence[str]) -> int:
@@ -80,11 +107,11 @@ def train(argv: Sequence[str]) -> int:
     config = config_of(name, get_overrides(config, args) | snapshots)  # reports mistakes before torch is imported
 
     if args.dry_run:
-        from clearhead.recipes.estimate import estimate
+        from clearhead.recipes.trial import estimate
 
         print(estimate(config))
         return 0
-    from clearhead.recipes.launch import train
+    from clearhead.recipes import train
 
     return train(config, args.name, resume=args.resume, shard=args.shard).exit_code
 
@@ -96,6 +123,7 @@ def train_parser(name: str) -> Parser:
     options = Parser(
         f"clearhead train {name}", sentence, examples=(command, f"{command} --seed 1 --dry-run"), details=details
     )
+    options.other_names |= SHORT_NAMES
     options.add_argument("--name", metavar="NAME", help="save the run in runs/NAME (default: RECIPE-SEED)")
     options.add_argument("--resume", action="store_true", help="resume the run if it exists")
     add_shard(options)
@@ -162,6 +190,7 @@ def resume(argv: Sequence[str]) -> int:
         examples=("clearhead resume runs/mine", "clearhead resume runs/mine --epochs 50"),
         details=RESUME_DETAILS,
     )
+    options.other_names |= {setting: option for option, setting in SHORT_NAMES.items()}
     options.add_run()
     length = options.add_mutually_exclusive_group()
     length.add_argument("--epochs", metavar="N", type=reader(int), help="train until epoch N, counted from the start")
@@ -175,7 +204,7 @@ def resume(argv: Sequence[str]) -> int:
     if args.model or args.data:
         return resume_custom(args).exit_code
 
-    from clearhead.recipes.launch import resume
+    from clearhead.recipes import resume
 
     return resume(args.run, epochs=args.epochs, steps=args.steps, threads=args.threads, shard=args.shard).exit_code
 
@@ -194,11 +223,12 @@ def verify_resume(argv: Sequence[str]) -> int:
         examples=(command, f"{command} --training.steps 60"),
         details=VERIFY_RESUME_DETAILS,
     )
+    options.other_names |= SHORT_NAMES
     add_overrides(options, config, "run settings", without=fixed_settings(name))
     short = {"training.steps": STEPS, "training.checkpoint_every": CHECKPOINT_EVERY}
     config = config_of(name, short | get_overrides(config, options.parse(rest)))
 
-    from clearhead.training.verify_resume import verify_resume
+    from clearhead.recipes.trial import verify_resume
 
     with tempfile.TemporaryDirectory() as folder:
         result = verify_resume(config, folder, report_progress)
@@ -219,9 +249,6 @@ def report_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-DEMO_RECIPE, DEMO_NAME = "mnist", "demo"
-
-
 def demo(argv: Sequence[str]) -> int:
     options = Parser(
         "clearhead demo",
@@ -232,11 +259,13 @@ def demo(argv: Sequence[str]) -> int:
     options.add_argument("--steps", type=reader(int), metavar="N", help="number of steps (default: as in the recipe)")
     args = options.parse(argv)
 
+    from clearhead.cli.look import announce_drawing
+    from clearhead.inference.explain import DEMO_RECIPE, run_demo
     from clearhead.models.shapes import shapes
 
     n_parameters = shapes(config_of(DEMO_RECIPE).model).parameters
     print(f"Training a vision transformer with {n_parameters:,} parameters to recognize digits.\n", flush=True)
-    result, figures = run_demo(args.steps)
+    result, figures = run_demo(args.steps, announce_drawing)
     if result.test is None:
         return result.exit_code
     accuracy, seconds = result.test["accuracy"], result.test["seconds"]
@@ -246,6 +275,7 @@ def demo(argv: Sequence[str]) -> int:
         print(f"  {path!s:37}  {title}")
     print(
         "\nNext:\n"
+        "  clearhead open runs/demo                         draw digits, see and change what the model attends to\n"
         "  clearhead predict runs/demo YOUR.png --invert    classify your own digit, dark on white\n"
         "  clearhead look runs/demo --sample 7              plot the attention for another digit\n"
         "  clearhead train mnist --name wide --model.width 96 --training.epochs 4\n"
@@ -256,35 +286,112 @@ def demo(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_demo(steps: int | None = None) -> "tuple[TrainResult, list[tuple[Path, str]]]":
-    """Trains runs/demo, or resumes it, and plots its results. Returns the path and the title of each figure, none if
-    training was stopped."""
-    from clearhead.cli.look import announce_drawing
-    from clearhead.inference.run import Run
-    from clearhead.recipes.launch import train
-    from clearhead.validation import check_positive
+def train_custom(argv: Sequence[str]) -> int:
+    options = Parser(
+        "clearhead train",
+        "Train a model of your own on data of your own.",
+        usage="clearhead train --model FILE.py:NAME --data FILE.py:NAME [options]",
+        examples=(
+            "clearhead train --model mymodel.py:GPT --data mydata.py:text --epochs 3",
+            "clearhead train --model mymodel.py:Net --data mydata.py:load --steps 500 --lr 1e-3",
+        ),
+        details=CUSTOM_DETAILS,
+    )
+    add_parts(options)
+    options.add_argument("--name", metavar="NAME", help="save the run in runs/NAME (default: the name of the class)")
+    options.add_argument("--resume", action="store_true", help="resume the run if it exists")
+    add_shard(options)
+    options.add_argument("--seed", metavar="N", type=reader(int), default=0, help="random seed (default: 0)")
+    options.add_argument(
+        "--snapshots", metavar="N", type=reader(int), default=0, help="save attention snapshots of N inputs"
+    )
+    add_settings(options, "training", TrainingConfig)
+    add_settings(options, "optimizer", OptimizerConfig)
+    args = options.parse(argv)
+    check_parts(args)
+    values = {"training.batch_size": BATCH_SIZE, "training.compile": "off"} | vars(args)
+    values.setdefault("training.eval_batch_size", values["training.batch_size"])
+    training = TrainingConfig(**settings_of(values, "training"))
+    optimizer = OptimizerConfig(**settings_of(values, "optimizer"))
+    snapshots = SnapshotConfig(inputs=args.snapshots)
 
-    if steps is not None:
-        check_positive(steps=steps)
-    result = train(config_of(DEMO_RECIPE, {"training.steps": steps} if steps else {}), DEMO_NAME, resume=True)
-    if result.reason == "stopped":
-        return result, []
-    announce_drawing()
-    return result, plot_results(Run(Path("runs") / DEMO_NAME))
+    from clearhead.recipes import check_run_name
+    from clearhead.training.custom import FitSettings, fit_parts
+    from clearhead.training.run_directory import RUNS
+
+    if args.name is not None:
+        check_run_name(args.name)
+    folder = None if args.name is None else RUNS / args.name
+    settings = FitSettings(training, optimizer, snapshots, args.seed)
+    parts = load_parts(args, args.seed)
+    return fit_parts(parts, settings, folder, resume=args.resume, shard=args.shard, quiet=False).exit_code
 
 
-def plot_results(run: "Run") -> list[tuple[Path, str]]:
-    """Learning curves, confusion matrix, predictions, and the attention for the first test image."""
-    from clearhead.drawing import save_figure
-    from clearhead.inference.evaluate import draw_confusion
-    from clearhead.inference.explain import dataset_example, explain_input
-    from clearhead.inference.predictions import confusion, plot_test_predictions
-    from clearhead.training.curves import draw_curves, read_curves
+def add_parts(options: Parser) -> None:
+    group = options.add_argument_group("your own code")
+    for name, what in (("model", "the module"), ("data", "its data"), ("loss", "the loss (default: cross-entropy)")):
+        group.add_argument(f"--{name}", metavar="FILE.py:NAME", help=what)
+    group.add_argument("--correct", metavar="FILE.py:NAME", help="which predictions are correct")
 
-    figures = {
-        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run.path)])),
-        "confusion.png": ("the confusion matrix on the test set", draw_confusion(confusion(run), run.classes)),
-        "predictions.png": ("predictions, and the most confident mistakes", plot_test_predictions(run)),
-    }
-    saved = [(save_figure(figure, run.path / "figures" / name), title) for name, (title, figure) in figures.items()]
-    return saved + explain_input(run, dataset_example(run, 0))
+
+def check_parts(args: argparse.Namespace) -> None:
+    for name in ("model", "data"):
+        if not getattr(args, name):
+            raise ValueError(f"--{name} FILE.py:NAME is missing")
+
+
+def add_settings(options: Parser, group: str, config: type) -> None:
+    """An option for each field: --lr, which may also be written --optimizer.lr."""
+    section = options.add_argument_group(f"{group} settings")
+    docs, hints = field_docs(config), get_type_hints(config)
+    for field in fields(config):
+        if field.name in NOT_OFFERED:
+            continue
+        default = DEFAULTS.get(field.name, field.default)
+        short = group if field.name == "name" else field.name
+        text = " ".join(filter(None, [docs.get(field.name, ""), f"(default: {format_value(default)})"]))
+        options.other_names[f"--{group}.{dashes(field.name)}"] = f"--{dashes(short)}"
+        section.add_argument(
+            f"--{dashes(short)}",
+            dest=f"{group}.{field.name}",
+            default=argparse.SUPPRESS,
+            type=reader(hints[field.name]),
+            metavar=metavar(hints[field.name]),
+            help=text.replace("%", "%%"),
+        )
+
+
+def settings_of(values: dict[str, Any], group: str) -> dict[str, Any]:
+    """{"training.steps": 5} -> {"steps": 5}"""
+    return {name.removeprefix(f"{group}."): value for name, value in values.items() if name.startswith(f"{group}.")}
+
+
+def load_parts(args: argparse.Namespace, seed: int) -> "UserParts":
+    """Import the user's files, which are relative to the current folder."""
+    from clearhead.data.custom import is_tensor_pair
+    from clearhead.insight.doctor.loading import load, load_value
+    from clearhead.tasks.objectives import UserObjective
+    from clearhead.training.custom import UserParts
+
+    here = Path.cwd()
+    model, data = load(args.model, here, seed), load_value(args.data, here, seed)
+    loss, correct = (
+        load_value(target, here, call_functions=False) if target else None for target in (args.loss, args.correct)
+    )
+    for target, function in ((args.loss, loss), (args.correct, correct)):
+        if target and not callable(function):
+            raise ValueError(f"{target} must be a function of outputs and targets, got {type(function).__name__}")
+    splits = data if isinstance(data, tuple) and len(data) in (2, 3) and not is_tensor_pair(data) else (data,)
+    named = dict(zip(("train", "val", "test"), (*splits, None, None), strict=False))
+    return UserParts(model, named, UserObjective(loss, correct))
+
+
+def resume_custom(args: argparse.Namespace) -> "TrainResult":
+    check_parts(args)
+    from clearhead.training.config import RunConfig
+    from clearhead.training.custom import resume_fit
+    from clearhead.training.run_directory import RunDirectory
+
+    seed = RunConfig.from_dict(RunDirectory.open(args.run).config).seed
+    parts = load_parts(args, seed)
+    return resume_fit(args.run, parts, epochs=args.epochs, steps=args.steps, threads=args.threads, shard=args.shard)

@@ -209,15 +209,15 @@ def run_field(run: str, field: str) -> str:
 
 def rounded(value: float) -> str:
     """Three significant digits without an exponent where possible; rounding errors differ between machines."""
-    if 0 < abs(value) < 1e-9:
-        return "below 1e-9"
+    if 0 < abs(value) < 1e-12:
+        return "below 1e-12"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def as_error(value: float) -> str:
     if value == 0:
         return "exactly"
-    return "up to rounding errors (below 1e-9)" if abs(value) < 1e-9 else f"up to {rounded(value)}"
+    return "up to rounding errors (below 1e-12)" if abs(value) < 1e-12 else f"up to {rounded(value)}"
 
 
 SOURCES: Mapping[str, Callable[[str, str], str]] = {

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from clearhead.data.batches import Batch, Batches
-from clearhead.data.dataset import Dataset, Examples, Tree, map_tensors, num_examples, tensors_in
-from clearhead.data.prng import fold_in
+from clearhead.data.dataset import Dataset, Examples, Tree, fold_in, map_tensors, num_examples, tensors_in
 
 Collate = Callable[[list[Any]], Any]
 KINDS = "a pair of tensors (inputs, targets), a map-style dataset or an iterable of batches"

@@ -26,11 +26,10 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from clearhead.data.cache import cache_folder
-from clearhead.data.dataset import Dataset, Examples, Images, Normalize, Subset, train_val_split
+from clearhead.data import Fit, FolderOptions
+from clearhead.data.dataset import Dataset, Examples, Images, Normalize, Subset, fold_in, train_val_split
+from clearhead.data.downloads import cache_folder
 from clearhead.data.images import SUFFIXES, InvalidImageError, read_image, resize, with_image
-from clearhead.data.options import Fit, FolderOptions
-from clearhead.data.prng import fold_in
 from clearhead.data.user_files import open_user_file, read_user_file, scandir_recursive, user_path
 from clearhead.files import write_atomic
 

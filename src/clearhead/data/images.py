@@ -25,7 +25,7 @@ import torch
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from clearhead.data.options import Fit
+from clearhead.data import Fit
 from clearhead.data.user_files import (
     MAX_DECODING_PIXELS,
     MAX_IMAGE_BYTES,

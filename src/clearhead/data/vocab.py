@@ -22,7 +22,7 @@ from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
 
-from clearhead.data.options import Level
+from clearhead.data import Level
 from clearhead.data.user_files import MAX_SYMBOLS, MAX_TEXT_BYTES, read_chunks, read_lines, read_text_chunks
 
 PAD, BOS, EOS = 0, 1, 2

@@ -1,4 +1,4 @@
-"""Figures of a run's attention for one input, and of its heads during training.
+"""Figures of a run's attention for one input, of its heads during training, and of the results of `clearhead demo`.
 
 For images, the attention over all layers is compared with occlusion, the effect of hiding each patch.
 Dims: C channels, H heads, Q queries, K keys, T recorded steps, N recorded inputs.
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from clearhead import recipes
 from clearhead.data.dataset import Examples
 from clearhead.drawing import save_figure
+from clearhead.inference.evaluate import confusion, draw_confusion, plot_test_predictions
 from clearhead.inference.run import Run
 from clearhead.insight.attribution import (
     Fill,
@@ -37,14 +39,19 @@ from clearhead.insight.plots import draw_head, draw_head_grid, draw_over_image, 
 from clearhead.insight.trace import AttentionTrace, look
 from clearhead.models.config import VisionConfig
 from clearhead.models.mask_view import MaskView
+from clearhead.recipes import config_of
 from clearhead.tasks.pronunciation import IMPORTANCE_TITLE
 from clearhead.tasks.report import Example
+from clearhead.training.curves import draw_curves, read_curves
+from clearhead.training.progress import TrainResult
 from clearhead.training.run_directory import RunDirectory
 from clearhead.training.snapshots import read_snapshots
+from clearhead.validation import check_positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DEMO_RECIPE, DEMO_NAME = "mnist", "demo"
 AGGREGATES = "attention over all layers, compared with occlusion"
 
 
@@ -221,3 +228,28 @@ def most_changed_head(table: Tensor) -> tuple[int, int]:
     """The layer and head whose entropy differs most from its initial value at any step."""
     change = (table - table[:1]).abs().amax(0).nan_to_num(-1)
     return divmod(int(change.argmax()), change.shape[1])
+
+
+def run_demo(
+    steps: int | None = None, announce: Callable[[], None] = lambda: None
+) -> tuple[TrainResult, list[tuple[Path, str]]]:
+    """Train runs/demo, or resume it, and plot its results. Returns the path and the title of each figure, none if
+    training was stopped. `announce` is called before drawing, which takes seconds."""
+    if steps is not None:
+        check_positive(steps=steps)
+    result = recipes.train(config_of(DEMO_RECIPE, {"training.steps": steps} if steps else {}), DEMO_NAME, resume=True)
+    if result.reason == "stopped":
+        return result, []
+    announce()
+    return result, plot_results(Run(Path("runs") / DEMO_NAME))
+
+
+def plot_results(run: Run) -> list[tuple[Path, str]]:
+    """Learning curves, confusion matrix, predictions, and the attention for the first test image."""
+    figures = {
+        "curves.png": ("loss and accuracy against epochs", draw_curves([read_curves(run.path)])),
+        "confusion.png": ("the confusion matrix on the test set", draw_confusion(confusion(run), run.classes)),
+        "predictions.png": ("predictions, and the most confident mistakes", plot_test_predictions(run)),
+    }
+    saved = [(save_figure(figure, run.path / "figures" / name), title) for name, (title, figure) in figures.items()]
+    return saved + explain_input(run, dataset_example(run, 0))

@@ -9,28 +9,41 @@ Each method accepts the inputs of the run's own task. Dims: B batch, C channels,
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.augment import tta_mean
+from clearhead.data.batches import tta_mean
+from clearhead.data.dataset import Dataset, Examples
+from clearhead.messages import html_table
 from clearhead.models.config import ModelConfig, ModuleConfig, build_model
-from clearhead.notebook import html_table
+from clearhead.models.shapes import Shapes, shapes
 from clearhead.tasks.language import LanguageTask
-from clearhead.tasks.report import Prediction
+from clearhead.tasks.pronounce import Pronounce
+from clearhead.tasks.report import Outputs, Prediction, Report
 from clearhead.tasks.task import PartName, Task, changed_files
-from clearhead.training.compatibility import config_for_inference, state_digest
+from clearhead.training.checkpoint import saved_steps
+from clearhead.training.config import RunConfig
+from clearhead.training.curves import Curves, read_curves
 from clearhead.training.distributed import load_tensors, state_of
 from clearhead.training.optim import eval_weights
 from clearhead.training.run_directory import RunDirectory
-from clearhead.training.state import DataInfo
+from clearhead.training.run_summary import RunSummary, summarize
+from clearhead.training.state import DataInfo, config_for_inference, state_digest
 
 if TYPE_CHECKING:
     from clearhead.insight.trace import AttentionTrace
     from clearhead.models.generate import Sampling
 
+Announce = Callable[[str], None]
+MAX_WORDS = 1000
+"""words of `pronounce` that a report evaluates, because a beam search over all of them takes minutes"""
+MAIN_METRICS = ("word_error_rate", "exact_match", "accuracy", "loss")
+"""those that are recorded and shown first"""
 Inputs = Tensor | str | Path | Sequence[str | Path] | Sequence[int]
 
 
@@ -194,3 +207,113 @@ class Run:
         """The model's outputs for its own kind of inputs; for images the mean over the views of `training.tta`."""
         parts = inputs.split(self.eval_batch_size)  # as in an evaluation, so that both compute the same logits
         return torch.cat([tta_mean(self.model, part, self.config.training.tta) for part in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class ReportSource:
+    """A run and its data, as far as they are available."""
+
+    name: str
+    path: Path
+    config: RunConfig
+    summary: RunSummary
+    records: list[dict[str, Any]]
+    run: Run | None
+    """None before the first checkpoint, and for a model of the user whose code was not passed"""
+    data: Dataset | None
+    problem: str
+    """why there is no data"""
+    announce: Announce
+
+    @classmethod
+    def open(cls, run: Run | str | Path, announce: Announce) -> "ReportSource":
+        directory = RunDirectory.open(run.path if isinstance(run, Run) else run)
+        path, summary = directory.path, summarize(directory.path)
+        announce(f"Reading {path} ...")
+        config = RunConfig.from_dict(directory.config)
+        can_open = bool(saved_steps(path)) and not isinstance(config.model, ModuleConfig)
+        opened = run if isinstance(run, Run) else Run(path) if can_open else None
+        config = config if opened is None else opened.config
+        data, problem = None, ""
+        try:
+            if opened is not None:
+                opened.check_data_files()
+            data = config.task.load(config.seed)
+        except (OSError, ValueError, LookupError) as error:
+            problem = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error.args[0])
+        return cls(path.resolve().name, path, config, summary, directory.records(), opened, data, problem, announce)
+
+    @property
+    def part(self) -> PartName:
+        """The test set; the validation set of a run that has no test set."""
+        return "test" if self.data is None or len(self.data.test) else "validation"
+
+    @property
+    def examples(self) -> Examples | None:
+        """None if there are none, or if they cannot be read."""
+        found = None if self.data is None else getattr(self.data, self.part)
+        return found if found is not None and len(found) else None
+
+    def check_samples(self, samples: Sequence[int]) -> None:
+        if self.run is None or self.examples is None:
+            return
+        if wrong := [index for index in samples if not 0 <= index < len(self.examples)]:
+            last = len(self.examples) - 1
+            raise LookupError(f"the {self.part} set of {self.path} has examples from 0 to {last}, got {wrong[0]}")
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """Of a model of ours."""
+        return shapes(self.config.model)
+
+    @property
+    def parameters(self) -> int:
+        model = self.config.model
+        return model.parameters if isinstance(model, ModuleConfig) else self.shapes.parameters
+
+    @cached_property
+    def curves(self) -> Curves | None:
+        try:
+            return replace(read_curves(self.path), name=self.name)
+        except ValueError:
+            return None
+
+    @property
+    def seconds(self) -> float:
+        return max((record.get("seconds", 0.0) for record in self.records), default=0.0)
+
+    @cached_property
+    def outputs(self) -> Outputs | None:
+        """Predictions for all examples; None if there are none, and for `pronounce`, which has its own evaluation."""
+        if self.run is None or self.data is None or self.examples is None or isinstance(self.config.task, Pronounce):
+            return None
+        from clearhead.inference.evaluate import predict_examples
+
+        self.announce(f"Evaluating {len(self.examples):,} {self.part} examples of {self.path} ...")
+        return predict_examples(self.run, self.part, self.examples, self.data.normalize)
+
+    def predictions(self, n: int) -> Report | None:
+        """The metrics, the first predictions and the most confident mistakes."""
+        if self.run is None or self.examples is None:
+            return None
+        if isinstance(self.config.task, Pronounce):
+            from clearhead.tasks.pronunciation import BEAM, report_words
+
+            text = f"Pronouncing {self.part} words of {self.path} ..."
+            return report_words(
+                self.config.task, self.run, self.part, n, BEAM, lambda: self.announce(text), max_words=MAX_WORDS
+            )
+        return self.run.task.report(self.run, self.part, n, lambda: self.outputs, lambda: None)  # type: ignore[arg-type, return-value]
+
+    @property
+    def recorded_part(self) -> PartName:
+        """The part of the data that `recorded_metrics` are about."""
+        return "test" if any(record.get("kind") == "test" for record in self.records) else "validation"
+
+    @property
+    def recorded_metrics(self) -> dict[str, Any]:
+        """Those of the last test record, or of the best validation record; {} before the first evaluation."""
+        tests = [record for record in self.records if record.get("kind") == "test"]
+        others = [record for record in self.records if record.get("kind") == "validation"]
+        last = tests[-1:] or sorted(others, key=lambda record: record.get("accuracy", 0.0))[-1:]
+        return {name: last[0][name] for name in MAIN_METRICS if name in last[0]} if last else {}

@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.notebook import html_table
+from clearhead.messages import html_table
 from clearhead.validation import check_heads
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ Verdict = Literal["holds", "refuted"]
 Kind = Literal["demonstration", "experiment"]
 """A demonstration shows what follows from the definitions, so no choice of weights or inputs can refute it. The outcome
 of an experiment depends on random weights or on training."""
+
+WIDTH = 78
+"""columns of a table of checks, so that it fits a terminal"""
 
 LESSONS = (
     "Softargmax and temperature",
@@ -108,12 +112,16 @@ class Result:
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
-    """One aligned line for each check: whether it passed, its name, the measured value and the prediction."""
-    size = max(len(check.name) for check in checks)
-    return [
-        f"  {'pass' if check.passed else 'FAIL'}  {check.name:{size}}  {check.value:.6g}  ({check.expectation})"
-        for check in checks
-    ]
+    """A table with one row for each check: whether it passed, the measured value, the prediction and the name."""
+    rows = [("pass" if check.passed else "FAIL", f"{check.value:.6g}", check.expectation) for check in checks]
+    rows.insert(0, ("", "measured", "predicted"))
+    _, size, predicted_size = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = []
+    for (verdict, value, predicted), name in zip(rows, ["", *(check.name for check in checks)], strict=True):
+        start = f"  {verdict:4}  {value:>{size}}  {predicted:{predicted_size}}  "
+        first, *others = wrap(name, max(24, WIDTH - len(start))) or [""]
+        lines += [(start + first).rstrip(), *(" " * len(start) + line for line in others)]
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.dataset import Dataset, SequencePairs
-from clearhead.data.pronounce import load_pronounce
+from clearhead.data.sequences import load_pronounce
 from clearhead.data.vocab import SPECIAL_TOKENS
 from clearhead.lab.claim import Claim, Curve, Result, at_least, at_most
 from clearhead.lab.learning import Task, learning_curve, mean_over_seeds, single_thread, step_budgets

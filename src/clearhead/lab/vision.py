@@ -24,7 +24,7 @@ from clearhead.lab.plots import (
 from clearhead.models.config import PoolingName, PosEmbed2dName, VisionConfig
 from clearhead.models.vit import VisionTransformer
 from clearhead.nn.blocks import DecoderBlock
-from clearhead.nn.patch_embed import PatchEmbed
+from clearhead.nn.tokens import PatchEmbed
 from clearhead.training.evaluation import evaluate
 
 if TYPE_CHECKING:

@@ -43,8 +43,11 @@ class StackConfig:
     """A stack of equal blocks: what every model below has in common."""
 
     width: int
+    """numbers per token, between the blocks"""
     depth: int
+    """number of blocks"""
     num_heads: int
+    """attention heads of each block; they share the width"""
     num_kv_heads: int | None = None
     """number of key and value heads, for grouped-query attention; num_heads unless given"""
     qk_norm: bool = False
@@ -77,7 +80,8 @@ class StackConfig:
     """mix the heads' outputs by a linear layer (W_O)"""
 
     def __post_init__(self) -> None:
-        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads, mlp_dim=self.mlp_width)
+        check_positive(width=self.width, depth=self.depth, num_heads=self.num_heads)
+        check_positive(mlp_dim=self.mlp_width)  # computed from the width unless given
         check_heads(self.width, self.num_heads)
         check_kv_heads(self.num_heads, self.kv_heads)
         check_bool(output_projection=self.output_projection, qk_norm=self.qk_norm, bias=self.bias)
@@ -163,10 +167,13 @@ class PredictorConfig(StackConfig):
     in_features: int
     """different tokens, or numbers per token"""
     out_features: int
+    """outputs per token, or per sequence with pooling: classes or numbers"""
     context_length: int = 512
     """longest sequence, for learned positions"""
     pos_embed: PosEmbedName = "sinusoidal"
+    """how tokens get their positions"""
     pooling: PredictorPoolingName = "none"
+    """from tokens to one vector for the sequence; none for an output at each token"""
     input_dropout: float = 0.0
     """on the inputs, before the layer that embeds them"""
     head_mlp_dim: int = 0
@@ -182,7 +189,7 @@ class PredictorConfig(StackConfig):
         check_bool(head_norm=self.head_norm)
         if self.head_norm and not self.head_mlp_dim:
             raise ValueError(
-                "head_norm normalises the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
+                "head_norm normalizes the head's hidden layer, got head_norm=True with head_mlp_dim=0; "
                 f"try head_mlp_dim={self.width}"
             )
         if self.head_norm and self.activation == "swiglu":
@@ -198,11 +205,16 @@ class VisionConfig(StackConfig):
     image_size: int | tuple[int, int]
     """height and width that the model is built for; others work too"""
     patch_size: int
+    """height and width of a patch, in pixels"""
     num_classes: int
     in_channels: int = 3
+    """1 for gray images, 3 for color"""
     patch_embed: PatchEmbedName = "patch"
+    """from pixels to tokens: a linear layer for each patch, strided convolutions, or convolutions with max pooling"""
     pos_embed: PosEmbed2dName = "learned"
+    """how patches get their positions"""
     pooling: PoolingName = "cls"
+    """from tokens to one vector for the image: the class token, their mean, or attention with a learned query"""
     num_register_tokens: int = 0
     """learned tokens that take part in attention and are left out before pooling"""
     head_mlp_dim: int = 0
@@ -262,9 +274,11 @@ class Seq2SeqConfig(StackConfig):
     tgt_vocab_size: int
     """different target tokens"""
     decoder_depth: int | None = None
+    """blocks of the decoder; depth unless given"""
     context_length: int = 512
     """longest sequence, for learned positions"""
     pos_embed: PosEmbedName = "sinusoidal"
+    """how tokens get their positions"""
     tie_weights: bool = False
     """one table for the target's embedding and the output; with src_vocab_size = tgt_vocab_size for the source's too"""
 
@@ -293,6 +307,7 @@ class LanguageConfig(StackConfig):
     context_length: int = 512
     """longest sequence, for learned positions"""
     pos_embed: PosEmbedName = "learned"
+    """how tokens get their positions"""
     tie_weights: bool = True
     """one table for the embedding and the output"""
 

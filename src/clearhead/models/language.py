@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models.config import Activation, LanguageConfig, Norm, NormLayerName, PosEmbedName, check_kind
-from clearhead.models.embeddings import embed_ids, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
     GenerateOutput,
@@ -22,7 +21,15 @@ from clearhead.models.generate import (
     check_generation,
 )
 from clearhead.models.presets import preset
-from clearhead.models.stack import build_encoder_blocks, build_pos_embed, final_norm, input_embeddings
+from clearhead.models.stack import (
+    build_encoder_blocks,
+    build_pos_embed,
+    embed_ids,
+    final_norm,
+    input_embeddings,
+    token_embedding,
+    token_scale,
+)
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear
 from clearhead.nn.blocks import eval_mode

@@ -1,4 +1,4 @@
-"""Read attention masks from files, and show them as grids of numbers or as JSON, with notes on likely mistakes.
+"""Read attention masks from files, and show them as numbers, as JSON or as a figure, with notes on likely mistakes.
 
 Files are rows of numbers in .txt or .csv, or an array in .npy (never unpickled). A file may hold a mask in one of three
 forms; `form="auto"` tells the first two apart by their values:
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,8 +24,13 @@ from rich.text import Text
 from torch import Tensor
 
 from clearhead.data.user_files import MAX_MATRIX_BYTES, MAX_MATRIX_VALUES, check_user_file, read_user_file
+from clearhead.drawing import BLACK, BLUE, LIGHT_GRAY, VERMILION, new_figure
 from clearhead.nn import masks
 from clearhead.nn.masks import check_bool_mask
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Form = Literal["bool", "additive", "torch"]
 FORMS = ("auto", *get_args(Form))
@@ -33,6 +38,9 @@ SUFFIXES = (".txt", ".csv", ".npy")
 MAX_ARRAY_BYTES = 16 * MAX_MATRIX_VALUES + 16_384
 """the size limit of a .npy file: values of up to 16 bytes, and the header"""
 BOOL_WORDS = {"true": 1.0, "false": 0.0}
+MAX_NUMBERED = 16
+"""with more rows or columns, cells are too small for numbers"""
+MAX_PANELS = 12
 
 
 def read_mask(path: str | Path, form: str = "auto") -> tuple[Tensor, Form]:
@@ -302,3 +310,73 @@ def append_grid(text: Text, view: MaskView, label: str, mask: Tensor, width: int
         text.append(f"{'...':>{margin - 2}}\n")
     text.append("\n")
     return is_truncated
+
+
+def draw_mask(view: MaskView) -> "Figure":
+    """One panel per example and head: blue cells are visible, gray cells hidden, rows without visible keys framed."""
+    from matplotlib.patches import Patch
+
+    grids = list(view.grids())
+    shown = grids[:MAX_PANELS]
+    num_columns = min(len(shown), 4)
+    num_rows = math.ceil(len(shown) / num_columns)
+    num_queries, num_keys = view.mask.shape[-2:]
+    is_numbered = max(num_queries, num_keys) <= MAX_NUMBERED
+    cell = 0.32 + 0.08 * len(view.cell(False)) if is_numbered else 5.0 / max(num_queries, num_keys)  # inches
+    wide, tall = cell * num_keys + 0.6, cell * num_queries + (0.6 if shown[0][0] == "" else 0.9)
+    figure = new_figure(max(6.0, num_columns * wide), num_rows * (tall + 0.2) + 1.0)
+    figure.set_layout_engine("constrained", h_pad=0.1)  # inches; otherwise the title touches the panels
+    panels = figure.subplots(num_rows, num_columns, squeeze=False)
+    for axes, (label, mask) in zip(panels.flat, shown, strict=False):
+        draw_grid(axes, view, label, mask, is_numbered)
+    for axes in panels.flat[len(shown) :]:
+        axes.set_visible(False)
+    form = "" if view.low is None else " in additive form"
+    size = f"{view.title}{form}, {view.size}"
+    more = f" (first {MAX_PANELS} of {len(grids)} masks)" if len(grids) > MAX_PANELS else ""
+    figure.suptitle(size + more, fontsize=14)
+    legend = [Patch(color=BLUE, label=f"{view.cell(True)}: may attend")]
+    legend.append(Patch(color=LIGHT_GRAY, label=f"{sign(view.cell(False))}: hidden"))
+    if view.empty_queries():
+        legend.append(Patch(facecolor="none", edgecolor=VERMILION, label="may attend to nothing"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=3, fontsize=11, frameon=False)
+    return figure
+
+
+def draw_grid(axes: "Axes", view: MaskView, label: str, mask: Tensor, is_numbered: bool) -> None:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Rectangle
+
+    num_queries, num_keys = mask.shape
+    axes.imshow(mask.int().numpy(), cmap=ListedColormap([LIGHT_GRAY, BLUE]), vmin=0, vmax=1, interpolation="nearest")
+    axes.set_title(label, fontsize=12)
+    axes.set_xlabel("key", fontsize=12)
+    axes.set_ylabel("query", fontsize=12)
+    ticks(axes, num_keys, num_queries, view.first_query)
+    if is_numbered:
+        for row, values in enumerate(mask.tolist()):
+            for column, visible in enumerate(values):
+                text = sign(view.cell(visible))
+                axes.text(column, row, text, ha="center", va="center", fontsize=12, color="white" if visible else BLACK)
+    for row in (~mask.any(-1)).nonzero().flatten().tolist():
+        frame = Rectangle(
+            (-0.5, row - 0.5), num_keys, 1, fill=False, edgecolor=VERMILION, linewidth=2, zorder=3, clip_on=False
+        )
+        axes.add_patch(frame)
+
+
+def ticks(axes: "Axes", num_keys: int, num_queries: int, first_query: int) -> None:
+    """White lines between cells, and a number for each token, or for some tokens if there are many."""
+    for set_ticks, count, first in ((axes.set_xticks, num_keys, 1), (axes.set_yticks, num_queries, first_query)):
+        positions = range(0, count, 1 if count <= MAX_NUMBERED else math.ceil(count / 8))
+        set_ticks(list(positions), labels=[str(position + first) for position in positions])
+        if count <= 64:
+            set_ticks([position + 0.5 for position in range(count - 1)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=min(2.0, 16 / max(num_keys, num_queries)))
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+
+
+def sign(text: str) -> str:
+    """The text with typographic minus and infinity signs."""
+    return text.replace("-inf", "−∞").replace("-", "−")

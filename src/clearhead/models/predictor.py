@@ -18,15 +18,16 @@ from clearhead.models.config import (
     PredictorPoolingName,
     check_kind,
 )
-from clearhead.models.embeddings import OneHotLinear, padding_mask
 from clearhead.models.presets import preset
 from clearhead.models.stack import (
+    OneHotLinear,
     build_encoder_blocks,
     build_head,
     build_pooling,
     build_pos_embed,
     final_norm,
     input_embeddings,
+    padding_mask,
 )
 from clearhead.nn.masks import Mask, check_mask, dense
 from clearhead.validation import suggest_keywords

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.models.config import Activation, Norm, NormLayerName, PosEmbedName, Seq2SeqConfig, check_kind
-from clearhead.models.embeddings import embed_ids, padding_mask, token_embedding, token_scale
 from clearhead.models.generate import (
     DecodeState,
     GenerateOutput,
@@ -30,8 +29,12 @@ from clearhead.models.stack import (
     build_decoder_blocks,
     build_encoder_blocks,
     build_pos_embed,
+    embed_ids,
     final_norm,
     input_embeddings,
+    padding_mask,
+    token_embedding,
+    token_scale,
 )
 from clearhead.nn import masks
 from clearhead.nn.attention import Linear

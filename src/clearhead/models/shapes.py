@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
-from clearhead.messages import printable, unknown_name
+from clearhead.messages import html_table, printable, unknown_name
 from clearhead.models.config import (
     AttentionConfig,
     LanguageConfig,
@@ -35,7 +35,6 @@ from clearhead.models.config import (
 from clearhead.models.presets import preset
 from clearhead.models.recorder import TIED, Shape, TensorShape, record
 from clearhead.nn.attention import MultiHeadAttention, SingleHeadAttention
-from clearhead.notebook import html_table
 from clearhead.validation import check_positive
 
 Conventions = Literal["rows", "columns", "both"]

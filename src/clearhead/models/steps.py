@@ -53,6 +53,8 @@ MAX_VALUES = 2**22
 """the number of values in one step"""
 LARGEST = 1e30
 """products of larger values might overflow"""
+NAMES = {"w_q": "W_Q", "w_k": "W_K", "w_v": "W_V", "w_o": "W_O", "z_per_head": "z"}
+"""names in titles, where they differ"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class Panel:
     matrix: Tensor
     head: int | None = None
     query: int | None = None
+
+    @property
+    def title(self) -> str:
+        """For example "scores", "scores, head 2", "query 1" or "head 2, query 1"."""
+        name = [] if self.query else [NAMES.get(self.name, self.name)]
+        head = [f"head {self.head}"] if self.head else []
+        query = [f"query {self.query}"] if self.query else []
+        return ", ".join([*name, *head, *query])
 
 
 @dataclass(frozen=True)

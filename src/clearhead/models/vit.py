@@ -5,6 +5,7 @@ such), E model width.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,9 +32,8 @@ from clearhead.models.stack import (
     final_norm,
     input_embeddings,
 )
-from clearhead.nn.patch_embed import ConvEmbed, ConvStem, PatchEmbed
-from clearhead.nn.pooling import RegisterTokens
 from clearhead.nn.positions import LearnedPosEmbed2d, NoPosEmbed2d, PosEmbed2d, RotaryPosEmbed2d, SinusoidalPosEmbed2d
+from clearhead.nn.tokens import ConvEmbed, ConvStem, PatchEmbed, RegisterTokens
 from clearhead.validation import suggest_keywords
 
 
@@ -157,6 +157,14 @@ class VisionTransformer(nn.Module):
         config = preset(name, changes)
         check_kind(config, VisionConfig)
         return cls(**vars(config))
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the head by a new one for `num_classes` classes, as in timm; all other weights stay."""
+        self.config = replace(self.config, num_classes=num_classes)
+        example = next(self.head.parameters())
+        self.head = build_head(self.config, num_classes).to(example).train(self.training)
+        if self.config.init == "bert":
+            init_bert_(self.head)
 
     def forward(
         self,

@@ -6,8 +6,10 @@ from clearhead.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from clearhead.nn import masks as masks
+    from clearhead.nn.attention import LayerScale as LayerScale
     from clearhead.nn.attention import Linear as Linear
     from clearhead.nn.attention import MultiHeadAttention as MultiHeadAttention
+    from clearhead.nn.attention import RMSNorm as RMSNorm
     from clearhead.nn.attention import SingleHeadAttention as SingleHeadAttention
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
@@ -22,19 +24,6 @@ if TYPE_CHECKING:
     from clearhead.nn.cache import DecoderCache as DecoderCache
     from clearhead.nn.cache import KVCache as KVCache
     from clearhead.nn.cache import LayerKVCache as LayerKVCache
-    from clearhead.nn.norms import LayerScale as LayerScale
-    from clearhead.nn.norms import RMSNorm as RMSNorm
-    from clearhead.nn.patch_embed import ConvEmbed as ConvEmbed
-    from clearhead.nn.patch_embed import ConvStem as ConvStem
-    from clearhead.nn.patch_embed import PatchEmbed as PatchEmbed
-    from clearhead.nn.patch_embed import from_patches as from_patches
-    from clearhead.nn.patch_embed import to_patches as to_patches
-    from clearhead.nn.pooling import AttentionPooling as AttentionPooling
-    from clearhead.nn.pooling import ClassToken as ClassToken
-    from clearhead.nn.pooling import MeanPooling as MeanPooling
-    from clearhead.nn.pooling import NoPooling as NoPooling
-    from clearhead.nn.pooling import Pooling as Pooling
-    from clearhead.nn.pooling import RegisterTokens as RegisterTokens
     from clearhead.nn.positions import AlibiPosEmbed as AlibiPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed as LearnedPosEmbed
     from clearhead.nn.positions import LearnedPosEmbed2d as LearnedPosEmbed2d
@@ -51,6 +40,17 @@ if TYPE_CHECKING:
     from clearhead.nn.positions import rotary_angles as rotary_angles
     from clearhead.nn.positions import sinusoidal as sinusoidal
     from clearhead.nn.positions import sinusoidal_2d as sinusoidal_2d
+    from clearhead.nn.tokens import AttentionPooling as AttentionPooling
+    from clearhead.nn.tokens import ClassToken as ClassToken
+    from clearhead.nn.tokens import ConvEmbed as ConvEmbed
+    from clearhead.nn.tokens import ConvStem as ConvStem
+    from clearhead.nn.tokens import MeanPooling as MeanPooling
+    from clearhead.nn.tokens import NoPooling as NoPooling
+    from clearhead.nn.tokens import PatchEmbed as PatchEmbed
+    from clearhead.nn.tokens import Pooling as Pooling
+    from clearhead.nn.tokens import RegisterTokens as RegisterTokens
+    from clearhead.nn.tokens import from_patches as from_patches
+    from clearhead.nn.tokens import to_patches as to_patches
 
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
@@ -60,6 +60,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "attend_reference",
             "attend_fused",
             "Linear",
+            "RMSNorm",
+            "LayerScale",
             "SingleHeadAttention",
             "MultiHeadAttention",
         ),
@@ -72,7 +74,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "Decoder",
             "EncoderDecoder",
         ),
-        "clearhead.nn.norms": ("RMSNorm", "LayerScale"),
         "clearhead.nn.positions": (
             "PosEmbed",
             "NoPosEmbed",
@@ -91,8 +92,12 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "apply_rotary",
             "alibi_bias",
         ),
-        "clearhead.nn.patch_embed": ("PatchEmbed", "ConvEmbed", "ConvStem", "to_patches", "from_patches"),
-        "clearhead.nn.pooling": (
+        "clearhead.nn.tokens": (
+            "PatchEmbed",
+            "ConvEmbed",
+            "ConvStem",
+            "to_patches",
+            "from_patches",
             "Pooling",
             "NoPooling",
             "ClassToken",

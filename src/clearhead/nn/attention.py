@@ -1,4 +1,4 @@
-"""Attention:
+"""Attention, and the linear layers and norms around it:
 
     scores  = beta * q @ kᵀ                  similarity of each query and each key; beta = 1/sqrt(D)
     weights = softargmax(scores, where=mask)     each row sums to 1
@@ -8,6 +8,14 @@
 kernel, without them; tests/nn/test_attention.py holds both to equal outputs and gradients for every mask and beta.
 Keys and values may have fewer heads than the queries (grouped-query attention, Ainslie et al. 2023; multi-query
 attention, Shazeer 2019, is the case of one): each of their G heads serves H/G consecutive heads of the queries.
+
+Norms and layer scale keep the activations of a deep model at a moderate size. Mean and variance are taken over the
+width of each token by itself.
+
+    layer norm    (x - mean(x)) / sqrt(var(x) + eps) * weight + bias     torch.nn.LayerNorm, Ba et al. 2016
+    RMS norm      x / sqrt(mean(x²) + eps) * weight                      Zhang & Sennrich 2019
+    layer scale   gamma * x                                              Touvron et al. 2021
+
 Dims: B batch, L length, Q queries, K keys, H heads, G heads of keys and values, D head width (Dv that of values),
 E model width.
 """
@@ -21,11 +29,12 @@ from torch import Tensor, nn
 
 from clearhead.nn.cache import KVCache
 from clearhead.nn.masks import Mask, broadcasts_to, check_bool_mask, check_mask, kernel_mask
-from clearhead.nn.norms import NormLayer
 from clearhead.nn.positions import apply_rotary
 from clearhead.validation import check_beta, check_heads, check_kv_heads, check_positive, check_rate
 
 Attend = Callable[..., Tensor | tuple[Tensor, Tensor]]
+NormLayer = Callable[[int], nn.Module]
+"""from the width of the tokens to a module: nn.LayerNorm, RMSNorm, or nn.Identity for none"""
 
 
 def attend_reference(
@@ -148,6 +157,30 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x²) + eps) * weight: root mean square norm (Zhang & Sennrich 2019). (B,L,E) -> (B,L,E)
+
+    Layer norm without its mean and its bias. As in layer norm, the scale of x does not matter; its mean does.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__(width, eps)
+
+
+class LayerScale(nn.Module):
+    """gamma * x with one learned gamma per channel (CaiT, Touvron et al. 2021). (B,L,E) -> (B,L,E)
+
+    It scales what a sublayer adds to the residual stream: with a small `init`, a block begins close to the identity.
+    """
+
+    def __init__(self, width: int, init: float = 1e-5):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), float(init)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * x
+
+
 class SingleHeadAttention(nn.Module):
     """softargmax(q kᵀ / sqrt(key_width)) v with q = x W_Q, k = keys W_K, v = values W_V; no output projection.
 
@@ -176,6 +209,7 @@ class MultiHeadAttention(nn.Module):
     """num_heads attentions in parallel, each on its own slice of the width, concatenated and mixed by W_O.
 
     x (B,Q,input_width), keys (B,K,key_input_width), values (B,K,value_input_width) -> (B,Q,width)
+
     Self-attention if only x is given; values default to keys. input_width defaults to width, and the input widths of
     keys and values default to input_width. With num_kv_heads below num_heads, keys and values have fewer heads, which
     shrinks their projections and the cache (grouped-query attention). qk_norm normalizes the queries and keys of each

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.nn.attention import Linear, MultiHeadAttention, check_width
+from clearhead.nn.attention import Linear, MultiHeadAttention, NormLayer, check_width
 from clearhead.nn.cache import DecoderCache, LayerKVCache
 from clearhead.nn.masks import Mask
-from clearhead.nn.norms import NormLayer
 
 Activation = Callable[[Tensor], Tensor]
 

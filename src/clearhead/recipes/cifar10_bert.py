@@ -10,7 +10,7 @@ type embedding to each token, including the class token; here they are part of t
 Augmentation applies to training images only.
 """
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.models import presets
 from clearhead.tasks.images import Cifar10
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig

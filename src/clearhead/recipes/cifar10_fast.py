@@ -7,7 +7,7 @@ Test accuracy: 91.18% with test-time augmentation over six views
 With --training.steps 900 --training.tta flip, the accuracy is 83.7% after 7 minutes.
 """
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.models.config import VisionConfig
 from clearhead.tasks.images import Cifar10
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig

@@ -5,7 +5,7 @@ Time: 1 h 36 min on 1 of 2 busy CPU cores (44 minutes on 2 idle cores, estimated
 Test accuracy: 84.31% (78.90% with --training.epochs 10; 85.26% with --training.epochs 50)
 """
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.models import presets
 from clearhead.tasks.images import Cifar10
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig

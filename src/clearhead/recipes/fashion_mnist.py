@@ -7,7 +7,7 @@ Test accuracy: 91.89% with test-time augmentation over each image and its mirror
 
 from dataclasses import replace
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.recipes.mnist import mnist
 from clearhead.tasks.images import FashionMnist
 from clearhead.training.config import RunConfig, TrainingConfig

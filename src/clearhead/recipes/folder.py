@@ -14,7 +14,7 @@ the same preprocessing as training. If files cannot be read, training stops with
 --data.skip-invalid skips them and records their names in the checkpoints (data.skipped in state.json).
 """
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.models.config import VisionConfig
 from clearhead.tasks.images import Folder
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig

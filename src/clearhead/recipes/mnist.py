@@ -9,7 +9,7 @@ clearhead train mnist --training.epochs 15 --training.evaluate-every 0 --trainin
 Test accuracy: 99.66% in 17 minutes
 """
 
-from clearhead.data.options import Augmentation
+from clearhead.data import Augmentation
 from clearhead.models.config import VisionConfig
 from clearhead.tasks.images import ImageTask, Mnist
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig

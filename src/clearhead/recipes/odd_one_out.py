@@ -6,7 +6,7 @@ Test accuracy: 99.17% on 10,000 sets
 """
 
 from clearhead.models.config import PredictorConfig
-from clearhead.tasks.sets import OddOneOut
+from clearhead.tasks.sequences import OddOneOut
 from clearhead.training.config import OptimizerConfig, RunConfig, TrainingConfig
 
 DATA = OddOneOut()

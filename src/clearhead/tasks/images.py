@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from clearhead.data.options import Augmentation, Fit
+from clearhead.data import Augmentation, Fit
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_IMAGE_SIZE
 from clearhead.messages import short_repr
 from clearhead.models.config import VisionConfig
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clearhead.data.batches import Batches
-    from clearhead.data.cache import CachedDataset
     from clearhead.data.dataset import Dataset, Examples
+    from clearhead.data.downloads import CachedDataset
     from clearhead.tasks.objectives import Objective
     from clearhead.tasks.report import Example, Prediction
 
@@ -33,6 +33,10 @@ class ImageTask(Task):
     input_kind: ClassVar[str] = "images"
     input_option: ClassVar[Literal["image", "ids", "text"]] = "image"
     unit: ClassVar[str] = "images"
+    can_be_drawn: ClassVar[bool] = False
+    """whether visitors of the page can draw an input: gray, white on black"""
+    license_notice: ClassVar[str] = ""
+    """what files that contain images of this data set must say"""
 
     fit: Fit = "pad"
     """how an image is made square, in training and in prediction: pad it with the color of its border, crop the
@@ -137,19 +141,24 @@ class Mnist(ImageTask):
     name: ClassVar[str] = "mnist"
     description: ClassVar[str] = "70,000 handwritten digits, 28 x 28"
     origin: ClassVar[Origin] = "embedded"
+    can_be_drawn: ClassVar[bool] = True
+    license_notice: ClassVar[str] = (
+        "The example digits are from the MNIST database by Yann LeCun, Corinna Cortes and Christopher J.C. Burges, "
+        "licensed under Creative Commons Attribution-Share Alike 3.0 (https://creativecommons.org/licenses/by-sa/3.0/)."
+    )
     image_size: ClassVar[int] = 28
     in_channels: ClassVar[int] = 1
     num_classes: ClassVar[int] = 10
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.mnist import load_mnist
+        from clearhead.data.image_datasets import load_mnist
 
         return load_mnist(self.validation, self.limit, seed)
 
     def published_digests(self) -> dict[str, str]:
-        from clearhead.data.mnist import DIGESTS
+        from clearhead.data.image_datasets import MNIST_DIGESTS
 
-        return DIGESTS
+        return MNIST_DIGESTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +173,15 @@ class FashionMnist(ImageTask):
     num_classes: ClassVar[int] = 10
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.mnist import load_fashion_mnist
+        from clearhead.data.image_datasets import load_fashion_mnist
 
         return load_fashion_mnist(self.validation, self.limit, seed)
 
     @classmethod
     def download(cls) -> "CachedDataset":
-        from clearhead.data.mnist import CACHED
+        from clearhead.data.image_datasets import FASHION_MNIST
 
-        return CACHED
+        return FASHION_MNIST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,15 +196,15 @@ class Cifar10(ImageTask):
     num_classes: ClassVar[int] = 10
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.cifar10 import load_cifar10
+        from clearhead.data.image_datasets import load_cifar10
 
         return load_cifar10(self.validation, self.limit, seed)
 
     @classmethod
     def download(cls) -> "CachedDataset":
-        from clearhead.data.cifar10 import CACHED
+        from clearhead.data.image_datasets import CIFAR10
 
-        return CACHED
+        return CIFAR10
 
 
 @dataclass(frozen=True, kw_only=True)

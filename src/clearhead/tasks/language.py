@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from clearhead.data.options import Level
+from clearhead.data import Level
 from clearhead.data.user_files import MAX_EXAMPLES, MAX_LENGTH
 from clearhead.messages import printable
 from clearhead.models.config import LanguageConfig
@@ -177,7 +177,7 @@ class LanguageTask(Task):
 
     def random_texts(self, data: "Dataset", seed: int) -> list[str]:
         """The inputs of ten random training examples."""
-        from clearhead.data.prng import fold_in, permutation
+        from clearhead.data.dataset import fold_in, permutation
         from clearhead.data.vocab import Vocabulary
 
         sources, _ = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])
@@ -186,7 +186,7 @@ class LanguageTask(Task):
 
 def with_seed(strategy: "Sampling", kind: str, index: int) -> "Sampling":
     """The same strategy with a seed derived from its own; at index 0 unchanged."""
-    from clearhead.data.prng import fold_in
+    from clearhead.data.dataset import fold_in
 
     if strategy.seed is None or not index:
         return strategy
@@ -224,7 +224,7 @@ class Words(LanguageTask):
         return len(SPECIAL_TOKENS) + len(letters_in(read_words(self.file)))
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.text import load_words
+        from clearhead.data.sequences import load_words
 
         return load_words(self.file, self.validation, self.limit)
 
@@ -302,7 +302,7 @@ class Text(LanguageTask):
         return len(text_vocab(read_text(self.file, self.level), self.level))
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.text import load_text
+        from clearhead.data.sequences import load_text
 
         return load_text(self.file, self.level, self.length, self.validation, self.limit)
 

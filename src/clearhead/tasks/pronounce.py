@@ -84,7 +84,7 @@ class Pronounce(Task):
         return SequenceToSequence()
 
     def read(self, seed: int) -> "Dataset":
-        from clearhead.data.pronounce import load_pronounce
+        from clearhead.data.sequences import load_pronounce
 
         return load_pronounce(self)
 
@@ -118,7 +118,7 @@ class Pronounce(Task):
 
     def labeled_example(self, run: TrainedRun, inputs: "Tensor", target: "Tensor") -> "Example":
         """Any of a word's pronunciations is correct."""
-        from clearhead.data.pronounce import load_splits
+        from clearhead.data.sequences import load_splits
         from clearhead.data.vocab import Vocabulary
         from clearhead.tasks.pronunciation import word_example
 
@@ -154,7 +154,7 @@ class Pronounce(Task):
         return report_words(self, run, part, n, BEAM, before)
 
     def show_examples(self, data: "Dataset", seed: int) -> Sequence[str]:
-        from clearhead.data.prng import fold_in, permutation
+        from clearhead.data.dataset import fold_in, permutation
         from clearhead.data.vocab import Vocabulary
 
         sources, targets = data.train.get_batch(permutation(fold_in(seed, "show"), len(data.train))[:10])

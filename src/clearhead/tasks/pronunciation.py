@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.dataset import SequencePairs
-from clearhead.data.pronounce import check_vocab, load_splits
+from clearhead.data.sequences import check_vocab, load_splits
 from clearhead.data.vocab import (
     BOS,
     EOS,

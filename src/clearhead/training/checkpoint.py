@@ -178,7 +178,7 @@ def load(path: Path) -> Checkpoint:
 def check_tensors(path: Path, state: bytes, size: int) -> None:
     """DamagedCheckpointError if the files of tensors are mostly holes, do not match the model that the state describes,
     or exceed memory."""
-    from clearhead.training.compatibility import check_tensor_files
+    from clearhead.training.state import check_tensor_files
 
     if size > max_tensor_bytes():
         raise DamagedCheckpointError(

@@ -7,7 +7,7 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
-from clearhead.data.options import TTA
+from clearhead.data import TTA
 from clearhead.files import from_json, to_json
 from clearhead.models.config import (
     LanguageConfig,
@@ -17,7 +17,7 @@ from clearhead.models.config import (
     Seq2SeqConfig,
     VisionConfig,
 )
-from clearhead.tasks.registry import find_task
+from clearhead.tasks import find_task
 from clearhead.tasks.task import Task
 from clearhead.validation import (
     check_choice,
@@ -70,10 +70,13 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     """decoupled weight decay of matrices; none for norms, biases and embeddings"""
     beta1: float = 0.9
+    """decay of AdamW's mean of the gradients"""
     beta2: float = 0.999
+    """decay of AdamW's mean of the squared gradients"""
     momentum: float = 0.95
     """momentum of Muon"""
     schedule: Schedule = "cosine"
+    """course of the learning rate after the warm-up"""
     warmup: int = 0
     """steps of linear learning-rate warm-up"""
     final_lr_fraction: float = 0.0
@@ -203,6 +206,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig
     seed: int = 0
+    """random seed of the initial weights, the validation split, the order of the batches and dropout"""
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
 
     def __post_init__(self) -> None:

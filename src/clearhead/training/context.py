@@ -18,18 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.data.batches import Batches
-from clearhead.data.dataset import Dataset, Tree, lengths_of, tensors_in
-from clearhead.data.prng import fold_in
+from clearhead.data.dataset import Dataset, Tree, fold_in, lengths_of, tensors_in
 from clearhead.data.vocab import PAD
 from clearhead.insight.leaks import Leak, future_leak, padding_leak
 from clearhead.models.config import LanguageConfig, ModuleConfig, Seq2SeqConfig, build_model
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective, shift_right
 from clearhead.training import distributed
-from clearhead.training.callbacks import Callback
 from clearhead.training.config import Compile, Precision, RunConfig
 from clearhead.training.distributed import Ranks, preserved_rng, replicated
-from clearhead.training.evaluation import microbatches, to_device
+from clearhead.training.evaluation import Callback, microbatches, to_device
 from clearhead.training.optim import Optimizers, UserOptimizer, WeightEMA
 
 WARMUP_STEPS, TIMED_STEPS = 1, 7

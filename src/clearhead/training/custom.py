@@ -25,11 +25,9 @@ from clearhead.data.custom import (
 from clearhead.data.dataset import Dataset, Tree, map_tensors, tensors_in
 from clearhead.models.config import MAX_NAME, ModuleConfig
 from clearhead.nn.blocks import eval_mode
-from clearhead.tasks.custom import CustomData
 from clearhead.tasks.objectives import UserObjective
+from clearhead.tasks.task import CustomData
 from clearhead.training import checkpoint
-from clearhead.training.callbacks import Callback
-from clearhead.training.compatibility import state_digest
 from clearhead.training.config import (
     CHANGED_BY_RESUME,
     FACTORY,
@@ -43,11 +41,11 @@ from clearhead.training.config import (
 )
 from clearhead.training.context import TrainContext, assemble_context, check_microbatches, isolated_torch_state
 from clearhead.training.distributed import current_ranks, load_tensors, preserved_rng, state_of
-from clearhead.training.evaluation import batch_sums, to_device
+from clearhead.training.evaluation import Callback, batch_sums, to_device
 from clearhead.training.loop import TrainResult, run_training, with_recorded_precision
 from clearhead.training.progress import Display, SilentDisplay
 from clearhead.training.run_directory import RUNS, RunDirectory, check_new, has_run
-from clearhead.training.state import load_eval_weights
+from clearhead.training.state import load_eval_weights, state_digest
 from clearhead.validation import suggest_keywords
 
 RECIPE = "fit"

@@ -1,22 +1,23 @@
-"""Exact evaluation: metrics from sums and counts that add up over batches, microbatches and ranks.
+"""Exact evaluation, from sums and counts that add up over batches, microbatches and ranks; and the callbacks of `fit`.
 
+Callbacks are the user's own functions, called after each record of metrics.jsonl.
 Dims: B batch, L length.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.augment import tta_mean
-from clearhead.data.batches import Batch, evaluation_batches
+from clearhead.data import TTA
+from clearhead.data.batches import Batch, evaluation_batches, tta_mean
 from clearhead.data.dataset import Examples, Normalize, Tree, map_tensors, num_examples
-from clearhead.data.options import TTA
 from clearhead.nn.blocks import eval_mode
 from clearhead.tasks.objectives import Objective
 from clearhead.training.config import EVAL_BATCH_SIZE
-from clearhead.training.distributed import SINGLE_PROCESS, Ranks, has_float64
+from clearhead.training.distributed import SINGLE_PROCESS, Ranks, has_float64, preserved_rng
 
 NUM_SUMS = 5
 """numbers that `metric_sums` returns"""
@@ -151,3 +152,43 @@ def tta_outputs(model: nn.Module, objective: Objective, batch: Batch, tta: TTA) 
         batch = replace(batch, inputs=inputs, targets=targets)
     outputs = tta_mean(lambda view: objective.compute_outputs(model, replace(batch, inputs=view)), batch.inputs, tta)
     return outputs if n else map_tensors(lambda t: t[:0] if t.dim() else t, outputs)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback receives."""
+
+    kind: str
+    """train, validation or test"""
+    step: int
+    epoch: float
+    metrics: dict[str, Any]
+    """the record: loss, accuracy, ..."""
+    model: nn.Module
+    """in eval mode, with its current weights"""
+
+
+Callback = Callable[[Progress], object]
+
+
+def call_callbacks(
+    callbacks: Sequence[Callback], records: Sequence[dict[str, Any]], model: nn.Module, ranks: Ranks
+) -> Exception | None:
+    """Call the callbacks on rank 0, with each record. If one raises an exception, all ranks return one.
+
+    Callbacks do not change the run: the random state and the mode of the model are restored.
+    """
+    if not records:
+        return None
+    error: Exception | None = None
+    if ranks.is_main:
+        try:
+            for record in records:
+                progress = Progress(record["kind"], record["step"], record["epoch"], dict(record), model)
+                for callback in callbacks:
+                    with preserved_rng(), eval_mode(model):
+                        callback(progress)
+        except Exception as failure:  # the user's code may raise anything; the loop saves a checkpoint first
+            error = failure
+    has_failed = ranks.broadcast_json(error is not None)
+    return RuntimeError("a callback has failed on rank 0") if has_failed and error is None else error

@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from clearhead.data.augment import tta_note
+from clearhead.data import TTA
+from clearhead.data.batches import tta_note
 from clearhead.data.dataset import Examples
-from clearhead.data.options import TTA
 from clearhead.training import checkpoint
-from clearhead.training.callbacks import call_callbacks
-from clearhead.training.compatibility import check_config_matches
 from clearhead.training.config import OptimizerConfig, RunConfig
 from clearhead.training.context import TrainContext, autocast, build_context, check_masks, isolated_torch_state
 from clearhead.training.distributed import Ranks, current_ranks, gradient_sync
 from clearhead.training.evaluation import (
     NUM_SUMS,
     batch_sums,
+    call_callbacks,
     compute_metrics,
     evaluate,
     microbatches,
@@ -47,7 +46,14 @@ from clearhead.training.progress import (
 )
 from clearhead.training.run_directory import RunDirectory, check_new, has_run, open_or_create
 from clearhead.training.snapshots import save_snapshot
-from clearhead.training.state import TrainState, capture_state, changed_file_messages, load_eval_weights, restore
+from clearhead.training.state import (
+    TrainState,
+    capture_state,
+    changed_file_messages,
+    check_config_matches,
+    load_eval_weights,
+    restore,
+)
 
 REMEDY = "try a smaller learning rate, a longer warm-up or grad_clip=1"
 
@@ -146,7 +152,7 @@ def run_training(
                 reason = "stopped"
     if reason == "stopped" and run:
         display.info(f"stopped after step {state.step}; {ctx.config.task.resume_hint(run.path)}")
-    return TrainResult(reason, state.step, state.best_step, test)
+    return TrainResult(reason, state.step, state.best_step or None, test)
 
 
 def train_loop(

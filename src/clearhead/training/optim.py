@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.models.embeddings import OneHotLinear
-from clearhead.nn.pooling import Pooling, RegisterTokens
+from clearhead.models.stack import OneHotLinear
 from clearhead.nn.positions import PosEmbed, PosEmbed2d
+from clearhead.nn.tokens import Pooling, RegisterTokens
 from clearhead.training.config import FACTORY, OptimizerConfig
 from clearhead.training.distributed import blocks_of, full_tensor, local_shard, shard_like, to_local
 

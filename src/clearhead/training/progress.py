@@ -18,8 +18,15 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from clearhead.messages import FaultTolerantStream, duration, is_notebook, printable, safe_console
-from clearhead.notebook import NotebookBar, html_table
+from clearhead.messages import (
+    FaultTolerantStream,
+    NotebookBar,
+    duration,
+    html_table,
+    is_notebook,
+    printable,
+    safe_console,
+)
 
 FINISHED = 0
 """exit code: training has finished, or stopped early, and the test set was evaluated"""
@@ -35,7 +42,7 @@ DEBOUNCE_SECONDS = 1.0
 """signals within this time of the first one are ignored: torchrun forwards a Ctrl-C that its processes also receive"""
 LAUNCHER_INTERVAL = 1.0
 """seconds between checks that the launcher is alive"""
-TRAINING_THREADS_HINT = "try --training.threads {0} (with resume: --threads {0})"
+TRAINING_THREADS_HINT = "try --training.threads {0}"
 OMP_THREADS_HINT = "try again with the environment variable OMP_NUM_THREADS={0}"
 
 
@@ -46,15 +53,16 @@ class TrainResult:
     reason: Reason
     """why training ended: all steps are done, early stopping, or a request to stop"""
     step: int
-    best_step: int
-    """the step of the best evaluation, whose checkpoint is kept; 0 before the first evaluation"""
+    best_step: int | None
+    """the step of the best evaluation, whose checkpoint is kept; None if there was no evaluation yet"""
     test: dict[str, Any] | None
     """the best checkpoint's metrics on the test set; None if the run was stopped or has no test set"""
 
     def _repr_html_(self) -> str:
         metrics = {name: value for name, value in (self.test or {}).items() if name not in ("epoch", "seconds")}
         scores = [(f"test {name}", f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
-        rows = [("training", self.reason), ("step", f"{self.step:,}"), ("best step", f"{self.best_step:,}"), *scores]
+        best = [] if self.best_step is None else [("best step", f"{self.best_step:,}")]
+        rows = [("training", self.reason), ("step", f"{self.step:,}"), *best, *scores]
         return html_table([], rows)
 
     @property

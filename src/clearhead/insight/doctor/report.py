@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.messages import printable
-from clearhead.notebook import html_table
+from clearhead.messages import html_table, printable
 
 Verdict = Literal["fine", "note", "warning", "fault", "not checked"]
 SEVERITY: tuple[Verdict, ...] = ("fault", "warning", "note", "not checked", "fine")
