@@ -1,9 +1,10 @@
 # make demo                  train a vision transformer on handwritten digits for a minute and plot the results
-# make test                  run the whole test suite
+# make test                  run the whole test suite, but for the tests in a browser
+# make browser               run the tests of the page in Chromium, which must be installed
 # make test-other-processor  run it as on the other kind of processor (with or without AVX-512 and bf16)
 # make test-oldest-torch     run the fast tests with the oldest version of each dependency that pyproject.toml allows
 # make wheel                 build the sdist and the wheel, and use each in an empty environment
-# make check                 format, lint, types, import layers and tests: what a contributor runs before a commit
+# make check                 format, lint, types, import layers and all tests: what a contributor runs before a commit
 # make viewer-check          check the types of the viewer's JavaScript
 # make docs                  build the documentation in site/ and check its links
 # make notebooks             execute the notebooks and write docs/notebooks with their outputs
@@ -18,22 +19,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
-OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/test_files.py
+OLDEST_TESTS := tests/nn tests/models tests/data tests/insight tests/training tests/inference tests/page tests/test_files.py
 TYPESCRIPT := 7.0.2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-other-processor test-oldest-torch wheel check lint viewer-check format bench docs pages notebooks soak campaign campaign-small clean
+.PHONY: demo test browser test-other-processor test-oldest-torch wheel check lint viewer-check format bench docs pages notebooks soak campaign campaign-small clean
 
 demo: $(VENV)/package
 	$(BIN)/clearhead demo
 
 test: $(VENV)/dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --ignore=tests/browser
+
+browser: $(VENV)/dev
+	$(BIN)/pytest tests/browser
 
 # No result may depend on the processor.
 test-other-processor: $(VENV)/dev
 	other=$$($(BIN)/python -c "import torch; print('avx2' if torch.cpu._is_avx512_bf16_supported() else 'bf16')") && \
-	CLEARHEAD_TEST_PROCESSOR=$$other $(BIN)/pytest -n 2 --ignore=tests/benchmarks
+	CLEARHEAD_TEST_PROCESSOR=$$other $(BIN)/pytest -n 2 --ignore=tests/benchmarks --ignore=tests/browser
 
 test-oldest-torch: $(OLDEST)/dev
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 -m 'not slow and not soak' -p no:cacheprovider $(OLDEST_TESTS)
@@ -41,7 +45,7 @@ test-oldest-torch: $(OLDEST)/dev
 wheel:
 	PYTHON=$(PYTHON) .ci/wheel
 
-check: lint test
+check: lint test browser
 
 lint: $(VENV)/dev viewer-check
 	$(BIN)/ruff format --check

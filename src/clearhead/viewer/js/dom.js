@@ -163,16 +163,17 @@ export function dropdown(label, options, onChange) {
  * @param {HTMLCanvasElement} canvas
  * @param {number} width in CSS pixels
  * @param {number} height
+ * @param {boolean} [clear]
  * @returns {CanvasRenderingContext2D}
  */
-export function fitCanvas(canvas, width, height) {
+export function fitCanvas(canvas, width, height, clear = true) {
   const ratio = Math.min(3, window.devicePixelRatio || 1);
   const [pixelWidth, pixelHeight] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
   if (canvas.width !== pixelWidth) canvas.width = pixelWidth;
   if (canvas.height !== pixelHeight) canvas.height = pixelHeight;
   const context = contextOf(canvas);
   context.setTransform(pixelWidth / Math.max(1, width), 0, 0, pixelHeight / Math.max(1, height), 0, 0);
-  context.clearRect(0, 0, width, height);
+  if (clear) context.clearRect(0, 0, width, height);
   return context;
 }
 

@@ -83,6 +83,8 @@ export function createInputPanel(session, actions, menu) {
     const layer = session.layers[session.layer];
     if (!layer || !shape) return "";
     const tokens = tokenLayout(session.description, layer);
+    if (!tokens.onGrid)
+      return `The tokens of ${layer.name} are not the patches of this grid. Its matrix is shown below.`;
     const readoutName = hasClassTokenIn(session.description) ? "The class token" : "The pooling query";
     const name = (/** @type {number} */ patch) =>
       patch === READOUT || layer.queries === 1 ? readoutName : `The patch in ${patchName(patch, shape)}`;

@@ -42,9 +42,10 @@ export function headMatrix({ heads, queries, keys, weights }, head) {
 
 /**
  * @param {Session} session
+ * @param {boolean} hasGrid whether another panel shows layers whose tokens are patches
  * @param {HTMLElement} menu
  */
-export function createTokenMatrix(session, menu) {
+export function createTokenMatrix(session, hasGrid, menu) {
   const canvas = node("canvas", {
     class: "ch-token-matrix",
     tabindex: "0",
@@ -70,6 +71,9 @@ export function createTokenMatrix(session, menu) {
   let cell = MAX_CELL_SIDE;
   /** width of the names of the tokens */
   let labels = 30;
+
+  /** @type {{layer: LayerWeights | null, head: number, matrix: Float32Array, limit: number}} */
+  let painted = { layer: null, head: 0, matrix: new Float32Array(0), limit: 1 };
 
   const layerNow = () => session.result?.layers[session.layer] ?? null;
 
@@ -99,18 +103,12 @@ export function createTokenMatrix(session, menu) {
   /** @param {LayerWeights} layer @param {Float32Array} matrix */
   function drawMatrix(layer, matrix) {
     const { queries, keys } = layer;
-    labels = labelWidth(layer);
     const room = Math.max(120, element.clientWidth - labels);
     cell = Math.min(MAX_CELL_SIDE, room / keys, 640 / queries);
     const [width, height] = [labels + keys * cell, labels + queries * cell];
     Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
     legend.style.width = `${width}px`;
     const context = fitCanvas(canvas, width, height);
-    const limit = maxOf(matrix) || 1;
-    const image = new ImageData(keys, queries);
-    paintColors(matrix, 0, limit, GLOW, image.data);
-    [sheet.width, sheet.height] = [keys, queries];
-    contextOf(sheet).putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     context.drawImage(sheet, labels, labels, keys * cell, queries * cell);
     drawLabels(context, layer);
@@ -123,7 +121,20 @@ export function createTokenMatrix(session, menu) {
       context.strokeRect(labels + column * cell + 1, labels + row * cell + 1, cell - 2, cell - 2);
     }
     drawColorBar(strip, GLOW);
-    setText(high, shortNumber(limit));
+    setText(high, shortNumber(painted.limit));
+  }
+
+  /** The colors of the matrix, one pixel for each weight; painted again only if the matrix has changed. @param {LayerWeights} layer */
+  function paint(layer) {
+    const { head } = session.state;
+    const matrix = headMatrix(layer, head);
+    const limit = maxOf(matrix) || 1;
+    const image = new ImageData(layer.keys, layer.queries);
+    paintColors(matrix, 0, limit, GLOW, image.data);
+    labels = labelWidth(layer);
+    [sheet.width, sheet.height] = [layer.keys, layer.queries];
+    contextOf(sheet).putImageData(image, 0, 0);
+    painted = { layer, head, matrix, limit };
   }
 
   /** @param {number} index @param {number} count */
@@ -156,7 +167,8 @@ export function createTokenMatrix(session, menu) {
     for (let i = 0; i < keys; i += every) {
       context.save();
       context.translate(labels + (i + 0.5) * cell, labels - 8);
-      context.rotate(-Math.PI / 2);
+      if (labels > cell) context.rotate(-Math.PI / 2);
+      else context.textAlign = "center";
       context.fillText(labelText(i, keys), 0, 0, labels - 10);
       context.restore();
     }
@@ -175,9 +187,10 @@ export function createTokenMatrix(session, menu) {
   /** @param {Set<Change>} changes */
   function draw(changes) {
     const layer = layerNow();
-    element.hidden = !layer || tokenLayout(session.description, layer).onGrid;
+    element.hidden = !layer || (hasGrid && tokenLayout(session.description, layer).onGrid);
     if (!layer || element.hidden || (changes.size === 1 && changes.has("measures"))) return;
-    const matrix = headMatrix(layer, session.state.head);
+    if (painted.layer !== layer || painted.head !== session.state.head) paint(layer);
+    const { matrix } = painted;
     setText(title, session.headName);
     drawMatrix(layer, matrix);
     setText(reading, describe(layer, matrix));

@@ -132,7 +132,7 @@ function buildPage(session) {
   if (input && pad && hasStory(description)) {
     story = createStory(session, input.grid, { hide: actions.hide, remember: pad.remember });
   }
-  const matrix = createTokenMatrix(session, menu("input", figureOfWall));
+  const matrix = createTokenMatrix(session, hasGrid, menu("input", figureOfWall));
   const source = description.input
     ? createSourcePanel(session, pad, menu("pad", figureOfPad), story?.element ?? node("div"))
     : null;
@@ -169,6 +169,8 @@ function buildPage(session) {
   );
   const notices = node("div", { class: "ch-notices" });
   for (const line of description.unresolved) notices.append(node("p", { class: "ch-notice" }, `Not recorded: ${line}`));
+  const problem = node("p", { class: "ch-notice ch-problem", role: "alert", hidden: true });
+  notices.append(problem);
   const live = node("div", { class: "ch-hidden", role: "status", "aria-live": "polite" });
   const many = description.layers.reduce((sum, { heads }) => sum + heads, 0) > MANY_HEADS;
   const root = node(
@@ -198,6 +200,7 @@ function buildPage(session) {
   );
   session.panels.push({ element: root, draw: drawRoot });
   session.onError = showError;
+  session.onResult.push(() => (problem.hidden = true));
   session.onBusy = (isBusy) => busy.classList.toggle("ch-on", isBusy);
   let reading = 0;
 
@@ -220,7 +223,8 @@ function buildPage(session) {
 
   /** @param {string} message */
   function showError(message) {
-    notices.append(node("p", { class: "ch-notice ch-problem", role: "alert" }, message));
+    setText(problem, message);
+    problem.hidden = false;
   }
 
   function showFacts() {

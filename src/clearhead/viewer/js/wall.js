@@ -52,6 +52,8 @@ export function createWall(session, actions) {
   let [size, columns, caption] = [0, 1, 0];
   const stageSize = { width: 0, height: 0 };
   let built = "";
+  /** @type {number[]} */
+  let matrixLimits = [];
   let focused = 0;
   /** @type {{result: any, sort: string, values: Float32Array} | null} */
   let statistics = null;
@@ -151,38 +153,43 @@ export function createWall(session, actions) {
     event.stopPropagation();
   });
 
-  function drawMaps() {
+  /** @param {boolean} isHover then matrices, which do not follow the query, stay as they are */
+  function drawMaps(isHover) {
     const { grid } = session.description;
-    const context = fitCanvas(canvas, stageSize.width, stageSize.height);
+    const context = fitCanvas(canvas, stageSize.width, stageSize.height, !isHover);
     context.imageSmoothingEnabled = false;
     const isSigned = session.activeQuery.minus !== null;
     const table = isSigned ? SIGNED_DARK : GLOW;
     const limitOf = isSigned ? maxAbsOf : maxOf;
     const own = session.state.scale === "own";
-    const maps = cells.map(({ layer, head }) =>
-      session.input.empty ? null : (session.mapOf(layer, head)?.slice() ?? null),
-    );
-    const matrices = cells.map((cell, i) => (maps[i] || session.input.empty ? null : matrixOfCell(cell)));
-    const shared = Math.max(
-      1e-9,
-      ...maps.map((map, i) => (map ? limitOf(map) : matrices[i] ? maxOf(matrices[i].map) : 0)),
-    );
+    const { empty } = session.input;
+    const maps = cells.map(({ layer, head }) => (empty ? null : (session.mapOf(layer, head)?.slice() ?? null)));
+    const matrices = cells.map((cell, i) => (maps[i] || empty || isHover ? null : matrixOfCell(cell)));
+    if (!isHover) matrixLimits = matrices.map((matrix) => (matrix ? maxOf(matrix.map) : 0));
+    const shared = Math.max(1e-9, ...maps.map((map) => (map ? limitOf(map) : 0)), ...matrixLimits);
     if (grid) paintSheet(grid, maps, (map) => (own ? limitOf(map) : shared), isSigned, table);
     cells.forEach((cell, i) => {
-      context.fillStyle = cssColor(table, isSigned ? 0.5 : 0);
-      context.fillRect(cell.x, cell.y, size, size);
-      if (maps[i] && grid) context.drawImage(sheet, 0, i * grid[0], grid[1], grid[0], cell.x, cell.y, size, size);
-      else if (matrices[i]) drawMatrix(context, cell, matrices[i], own ? maxOf(matrices[i].map) : shared);
-      if (maps[i] && session.description.input?.channels === 1 && size >= SMALL) {
-        context.globalAlpha = 0.2;
-        context.globalCompositeOperation = "screen";
-        context.drawImage(ghost, cell.x, cell.y, size, size);
-        context.globalAlpha = 1;
-        context.globalCompositeOperation = "source-over";
+      const matrix = matrices[i];
+      if (!isHover || maps[i]) {
+        context.fillStyle = cssColor(table, isSigned ? 0.5 : 0);
+        context.fillRect(cell.x, cell.y, size, size);
       }
+      if (matrix) drawMatrix(context, cell, matrix, own ? matrixLimits[i] : shared);
+      if (!maps[i] || !grid) return;
+      context.drawImage(sheet, 0, i * grid[0], grid[1], grid[0], cell.x, cell.y, size, size);
+      if (session.description.input?.channels === 1 && size >= SMALL) drawGhost(context, cell);
     });
     if (size < SMALL) drawEffects(context);
     drawLegend(table, isSigned, own ? null : shared);
+  }
+
+  /** The input, faintly. @param {CanvasRenderingContext2D} context @param {Cell} cell */
+  function drawGhost(context, cell) {
+    context.globalAlpha = 0.2;
+    context.globalCompositeOperation = "screen";
+    context.drawImage(ghost, cell.x, cell.y, size, size);
+    context.globalAlpha = 1;
+    context.globalCompositeOperation = "source-over";
   }
 
   /** The effects of the heads as lines under their maps. @param {CanvasRenderingContext2D} context */
@@ -318,7 +325,7 @@ export function createWall(session, actions) {
       const spec = session.description.input;
       if (spec?.channels === 1) paintGhost(spec.width, spec.height);
     }
-    drawMaps();
+    drawMaps(changes.size === 1 && changes.has("query"));
   }
 
   /** @param {number} width @param {number} height */
