@@ -1,7 +1,7 @@
 /** The engine: newest requests first, long jobs in slices, Workers and their absence, and recorded traces. */
 
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { afterEach, test } from "node:test";
 import { MessageChannel, Worker as Thread } from "node:worker_threads";
 
 import { createEngine, createTraceEngine, noEdits } from "../../src/clearhead/viewer/js/engine.js";
@@ -40,9 +40,14 @@ function fakeWorker({ fails = false } = {}) {
   return worker;
 }
 
+const opened = [];
+
 function openEngine(spawnWorker) {
-  return createEngine({ description: DESCRIPTION, tensors: TENSORS, spawnWorker });
+  opened.push(createEngine({ description: DESCRIPTION, tensors: TENSORS, spawnWorker }));
+  return opened[opened.length - 1];
 }
+
+afterEach(() => opened.splice(0).forEach((engine) => engine.close()));
 
 /** An engine whose worker has answered. */
 async function openReadyEngine(spawnWorker) {
@@ -71,7 +76,6 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
     await assert.rejects(engine.attribute(pixels, noEdits, "relevance", 4), /0 to 3/);
     await assert.rejects(engine.headEffects(pixels, noEdits, -1), /0 to 3/);
     await assert.rejects(engine.headSteps(pixels, noEdits, "pool.attn", 2), /pool.attn/);
-    engine.close();
   });
 
   test(`on ${name}, an outdated request is answered with null`, async () => {
@@ -84,10 +88,9 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
     const again = await engine.run(randomPixels(5), noEdits);
     assert.deepEqual(results[4], again);
     assert.notEqual(await other, null, "a request of another kind is not outdated");
-    engine.close();
   });
 
-  test(`on ${name}, a pass is served before a long job that has begun`, async () => {
+  test(`on ${name}, a pass is served before other requests, and long jobs come last`, async () => {
     const engine = await openReadyEngine(spawnWorker);
     const pixels = randomPixels();
     const order = [];
@@ -97,11 +100,11 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
     };
     const effects = engine.headEffects(pixels, noEdits, 0).then(note("effects"));
     const occlusion = engine.attribute(pixels, noEdits, "occlusion", 0).then(note("occlusion"));
+    const relevance = engine.attribute(pixels, noEdits, "relevance", 0).then(note("relevance"));
     const run = engine.run(pixels, noEdits).then(note("run"));
-    const values = await Promise.all([effects, occlusion, run]);
-    assert.equal(order[0], "run");
+    const values = await Promise.all([effects, occlusion, relevance, run]);
+    assert.deepEqual(order, ["run", "relevance", "effects", "occlusion"]);
     assert.ok(values.every((value) => value !== null));
-    engine.close();
   });
 
   test(`on ${name}, closing answers what is still pending`, async () => {
@@ -112,28 +115,6 @@ for (const [name, spawnWorker] of [["a worker", fakeWorker], ["the main thread",
   });
 }
 
-test("a new long job replaces an older one of its kind, which has begun", async () => {
-  const engine = openEngine(null);
-  const old = engine.headEffects(randomPixels(1), noEdits, 0);
-  await engine.run(randomPixels(), noEdits);
-  const newer = engine.headEffects(randomPixels(2), noEdits, 0);
-  assert.equal(await old, null);
-  assert.deepEqual(await newer, await engine.headEffects(randomPixels(2), noEdits, 0));
-  engine.close();
-});
-
-test("passes between the steps of a long job do not change its result", async () => {
-  const engine = openEngine(null);
-  const pixels = randomPixels();
-  const quiet = await engine.attribute(pixels, noEdits, "occlusion", 2);
-  const busy = engine.attribute(pixels, noEdits, "occlusion", 2);
-  for (let seed = 0; seed < 20; seed++) {
-    await engine.run(randomPixels(seed), { ...noEdits, beta: seed });
-  }
-  assert.deepEqual(await busy, quiet);
-  engine.close();
-});
-
 test("a worker and the main thread give the same results", async () => {
   let worker = null;
   const there = await openReadyEngine(() => (worker = fakeWorker()));
@@ -141,8 +122,6 @@ test("a worker and the main thread give the same results", async () => {
   const edits = { heads: [{ layer: "pool.attn", head: 0, pattern: "zero" }], hiddenPatches: [1], maskedPatches: [2], beta: Infinity };
   assert.deepEqual(await there.run(randomPixels(), edits), await here.run(randomPixels(), edits));
   assert.deepEqual(worker.received, ["load", "headEffects", "run"]);
-  there.close();
-  here.close();
 });
 
 test("without a worker, the engine computes on the main thread", async () => {
@@ -150,7 +129,6 @@ test("without a worker, the engine computes on the main thread", async () => {
     throw new Error("workers are not allowed here");
   });
   assert.equal((await engine.run(randomPixels(), noEdits)).logits.length, 4);
-  engine.close();
 });
 
 test("if the worker fails, the main thread takes over what is pending", async () => {
@@ -160,7 +138,6 @@ test("if the worker fails, the main thread takes over what is pending", async ()
   assert.equal((await pending).logits.length, 4);
   assert.equal(worker.terminated, true);
   assert.equal((await engine.run(randomPixels(), noEdits)).logits.length, 4);
-  engine.close();
 });
 
 test("passes do not wait until the worker is ready", async () => {
@@ -182,7 +159,6 @@ test("passes do not wait until the worker is ready", async () => {
 
   worker.onerror({ preventDefault() {} });
   assert.equal((await effects).length, 6, "the main thread takes over");
-  engine.close();
 });
 
 test("the worker gets the weights only, not the examples", async () => {
@@ -200,7 +176,6 @@ test("results do not share memory with later passes", async () => {
   const copy = structuredClone(first);
   await engine.run(randomPixels(2), noEdits);
   assert.deepEqual(first, copy);
-  engine.close();
 });
 
 test("weights that do not fit are an error at once", () => {
@@ -232,8 +207,6 @@ test("worker.js starts by itself in the scope of a worker", async () => {
   const here = openEngine(null);
   const [there, expected] = await Promise.all([engine, here].map((one) => one.headEffects(randomPixels(), noEdits, 1)));
   assert.deepEqual(there, expected);
-  engine.close();
-  here.close();
 });
 
 function recordedTrace() {
@@ -272,7 +245,6 @@ test("a recorded trace aggregates its weights, and refuses whatever needs the mo
   await assert.rejects(engine.headEffects(pixels, noEdits, 0), /model/);
   await assert.rejects(engine.headSteps(pixels, noEdits, "a", 0), /model/);
   await assert.rejects(engine.run(pixels, { ...noEdits, beta: 2 }), /model/);
-  engine.close();
 });
 
 test("a trace without pixels, logits or grid", async () => {

@@ -16,7 +16,7 @@ MAX_LINES = 400
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_node_tests_pass(path):
-    done = subprocess.run([NODE, "--test", path], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([NODE, "--test", "--test-timeout=60000", path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass 0" not in done.stdout
 

@@ -30,18 +30,17 @@ import { runVision } from "./vit.js";
 
 /** @typedef {{id: number, value?: any, error?: string}} JobReply */
 
-/** milliseconds that a long job computes before it looks for newer requests */
-const SLICE_MS = 8;
-
 /** Computes requests one after another and replies to each of them exactly once. */
 export class JobQueue {
   /**
    * @param {Vision} vision
    * @param {(reply: JobReply) => void} reply
+   * @param {number} sliceMs milliseconds that a long job computes before newer requests are looked for
    */
-  constructor(vision, reply) {
+  constructor(vision, reply, sliceMs = 8) {
     this.vision = vision;
     this.reply = reply;
+    this.sliceMs = sliceMs;
     this.workspace = new Workspace();
     /** long jobs have buffers of their own, because passes are computed between their steps */
     this.longWorkspace = new Workspace();
@@ -102,7 +101,7 @@ export class JobQueue {
     if (long === null) {
       return;
     }
-    const end = performance.now() + SLICE_MS;
+    const end = performance.now() + this.sliceMs;
     try {
       let state = long.steps.next();
       while (!state.done && performance.now() < end) {
