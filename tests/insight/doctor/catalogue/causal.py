@@ -97,9 +97,10 @@ class TokenMixer(nn.Module):
         self.causal = causal
 
     def forward(self, ids):
-        weight = self.mix.weight.tril() if self.causal else self.mix.weight
         x = self.embed(ids)
-        return self.head(x + F.linear(x.mT, weight, self.mix.bias).mT)
+        if not self.causal:
+            return self.head(x + self.mix(x.mT).mT)
+        return self.head(x + F.linear(x.mT, self.mix.weight.tril(), self.mix.bias).mT)
 
 
 class KernelGPT(GPT):
@@ -277,7 +278,7 @@ FAULTS = [
     Fault("fill value of -1", attending(hide=add_penalty(-1.0)), "causality", "fill value"),
     Fault("fill value positive", attending(hide=add_penalty(1e4)), "causality", "inverted"),
     Fault("masked scores set to zero", attending(hide=tril_of_scores), "causality", "fill value"),
-    Fault("triu instead of tril on scores", attending(hide=triu_of_scores), "causality", "later"),
+    Fault("triu instead of tril on scores", attending(hide=triu_of_scores), "causality", "fill value"),
     Fault("only the first head is masked", attending(hide=mask_first_head), "causality", "blocks.0.attn"),
     Fault("a prefix is visible to all", gpt(mask=prefix_visible), "causality", "blocks.0.attn"),
     Fault("a mask that broadcasts", gpt(mask=batched_mask), "causality", "token 0"),
@@ -288,11 +289,11 @@ FAULTS = [
     Fault("token mixer without a mask", lambda: TokenMixer(False), "causality", "mix"),
     Fault("is_causal=False", lambda: KernelGPT(False), "causality", "missing"),
     Fault("nn.TransformerEncoder without its mask", lambda: TorchGPT(apply=False), "causality", "missing"),
-    Fault("window open to both sides", lambda: SymmetricWindow(), "causality", "later"),
+    Fault("window open to both sides", lambda: SymmetricWindow(), "causality", "next token"),
     Fault("token shift that wraps around", gpt(embed=shift_by_roll), "causality", "token 6"),
-    Fault("mean of all embeddings is added", gpt(embed=bag_of_words), "causality", "later"),
-    Fault("mean of all tokens is subtracted", gpt(logits=centered), "causality", "norm"),
-    Fault("outputs in reverse order", gpt(logits=reversed_output), "causality", "norm"),
+    Fault("mean of all embeddings is added", gpt(embed=bag_of_words), "causality", "(add"),
+    Fault("mean of all tokens is subtracted", gpt(logits=centered), "causality", "(sub"),
+    Fault("outputs in reverse order", gpt(logits=reversed_output), "causality", "(flip"),
     Fault("no mask in train() mode", lambda: SkipMaskInTraining(), "causality", "train()"),
     Fault("positions counted from the end", lambda: FlippedPositions(), "length", "shorter"),
     Fault("encoder that is causal by mistake", lambda: GPT(), "causality", "later", causal=False),

@@ -253,7 +253,7 @@ FAULTS = [
     Fault("positions of the first length", lambda: StalePositions(), "length", "length"),
     Fault("output divided by the length", lambda: ScaledByLength(), "length", "shorter"),
     Fault("position_ids ignored", lambda: variant(LeftPadding, positions=count_all)(), "padding", "left"),
-    Fault("positions of the mask off by one", lambda: variant(OwnPositions, shift=0)(), "length", "mask"),
+    Fault("positions of the mask off by one", lambda: variant(OwnPositions, shift=0)(), "padding", "mask"),
     Fault("labels without a shift", lambda: variant(WithLabels, loss=unshifted)(), "loss", "shift"),
     Fault(
         "labels shifted in the wrong direction", lambda: variant(WithLabels, loss=shifted_wrongly)(), "loss", "shift"

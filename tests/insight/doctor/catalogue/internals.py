@@ -251,7 +251,7 @@ FAULTS = [
     Fault(
         "heads split and merged by view, decoder",
         lambda: GPT(variant(Attention, split=view_split, merge=view_merge)),
-        "causality",
+        "heads",
         "blocks.0.attn",
     ),
     Fault("heads split by view, encoder", encoder(split=view_split), "heads", "blocks.0.attn", False),

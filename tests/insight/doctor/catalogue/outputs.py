@@ -144,7 +144,7 @@ FAULTS = [
     Fault("positions along the batch axis", lambda: BatchPositions(), "batch", "position in the batch"),
     Fault("mean over the batch", gpt(BatchMean), "batch", "blocks.0"),
     Fault("batch_first forgotten", lambda: Encoder(block=LengthFirst), "batch", "blocks.0.attn", False),
-    Fault("batch as one long sequence", lambda: FlatBatch(), "batch", "blocks.0.attn"),
+    Fault("batch as one long sequence", lambda: FlatBatch(), "batch", "reshape"),
     Fault(
         "softmax on the logits",
         lambda: variant(Classifier, activation=staticmethod(lambda x: x.softmax(-1)))(),

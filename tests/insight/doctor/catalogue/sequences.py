@@ -239,7 +239,7 @@ FAULTS = [
     Fault("border of the image is ignored", vit(patches=patches_without_border), "dependency", "pixels", False),
     Fault("class token without attention", vit(block=NoAttention), "dependency", "images", False),
     Fault("patches do not reach the tokens", vit(tokens=first_token_only), "dependency", "images", False),
-    Fault("patches of other images", vit(patches=batch_patches), "batch", "proj", False),
+    Fault("patches of other images", vit(patches=batch_patches), "batch", "reshape", False),
 ]
 
 CONTROLS = [
