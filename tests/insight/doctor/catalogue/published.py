@@ -161,7 +161,6 @@ ENCODERS = {
     "MPNetModel": hf("MPNetModel"),
     "ConvBertModel": hf("ConvBertModel", embedding_size=16, head_ratio=1, conv_kernel_size=3),
     "FNetModel": hf("FNetModel"),
-    "NystromformerModel": hf("NystromformerModel", num_landmarks=4, segment_means_seq_len=8),
     "XLMModel": hf("XLMModel", emb_dim=16, n_layers=2, n_heads=2, n_words=50),
     "ModernBertModel": hf("ModernBertModel"),
     "SqueezeBertModel": hf("SqueezeBertModel", embedding_size=16),
@@ -309,7 +308,6 @@ VIT_PYTORCH = {
         "cvt", "CvT", num_classes=5, s1_emb_dim=8, s2_emb_dim=8, s3_emb_dim=8, s1_depth=1, s2_depth=1, s3_depth=1
     ),
     "vit-pytorch PiT": vit_pytorch("pit", "PiT", **{**SIZE, "depth": (1, 1)}),
-    "vit-pytorch rotary": vit_pytorch("rvt", "RvT", **SIZE),
     "vit-pytorch NesT": vit_pytorch(
         "nest",
         "NesT",
@@ -377,3 +375,26 @@ MODELS = {
     **{name: (build, "Decoder" in name) for name, build in X_TRANSFORMERS.items()},
     **{name: (build, True) for name, build in TORCH.items()},
 }
+PROPHETNET = {f"num_{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+DEFECTS = {
+    "timm GCViT": (
+        timm("gcvit", "GlobalContextVit", num_classes=5, depths=(2, 1, 1, 1), num_heads=(2, 2, 2, 2), embed_dim=8),
+        False,
+        "batch",
+    ),
+    "FSMT": (hf("FSMTForConditionalGeneration", BART, src_vocab_size=50, tgt_vocab_size=50), True, "causality"),
+    "ProphetNet": (
+        hf("ProphetNetForConditionalGeneration", {"vocab_size": 50, "hidden_size": 16}, **PROPHETNET),
+        True,
+        "causality",
+    ),
+    "timm SwiftFormer": (
+        timm("swiftformer", "SwiftFormer", layers=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_classes=5),
+        False,
+        "gradient",
+    ),
+    "Nystromformer": (hf("NystromformerModel", num_landmarks=4, segment_means_seq_len=8), False, "batch"),
+    "YOSO": (hf("YosoModel", use_expectation=True), False, "padding"),
+    "vit-pytorch RvT": (vit_pytorch("rvt", "RvT", **SIZE), False, "gradient"),
+}
+"""published models with a defect, which docs/doctor.md reproduces: builder, whether it is causal, and the check"""
