@@ -5,6 +5,7 @@
 import { GLOW, SIGNED_DARK, paintColors } from "./colors.js";
 import { contextOf, drawColorBar, fitCanvas, node, panelHead, setText } from "./dom.js";
 import { percent, shortNumber } from "./layout.js";
+import { paintInput } from "./maps.js";
 import { indexOfMax, maxAbsOf, maxOf } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
@@ -128,13 +129,7 @@ export function createAggregates(session, menu) {
   /** @param {Set<Change>} changes */
   function draw(changes) {
     if (changes.size === 1 && (changes.has("query") || changes.has("steps"))) return;
-    const spec = session.description.input;
-    if (spec?.channels === 1) {
-      const image = new ImageData(spec.width, spec.height);
-      session.input.pixels.forEach((value, i) => image.data.set([value, value, value, 255], 4 * i));
-      [ghost.width, ghost.height] = [spec.width, spec.height];
-      contextOf(ghost).putImageData(image, 0, 0);
-    }
+    paintInput(session, ghost);
     setText(
       target,
       session.input.empty || !session.probabilities.length ? "" : `for P(${session.className(session.target)})`,

@@ -149,7 +149,7 @@ function createBrowser(session) {
     const size = inputSize(session.description);
     if (spec) {
       const image = new ImageData(spec.width, spec.height);
-      paintPixels(examples.pixels.subarray(index * size, (index + 1) * size), spec.channels, image);
+      paintPixels(examples.pixels.subarray(index * size, (index + 1) * size), spec.channels, image.data);
       [canvas.width, canvas.height] = [spec.width, spec.height];
       contextOf(canvas).putImageData(image, 0, 0);
     }

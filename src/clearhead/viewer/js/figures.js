@@ -4,8 +4,9 @@
 
 import { AGGREGATES } from "./aggregates.js";
 import { matrixOf } from "./arithmetic.js";
-import { AMBER_LIGHT, GLOW, SIGNED_DARK, SIGNED_LIGHT, paintColors, tableIndex } from "./colors.js";
+import { AMBER_LIGHT, GLOW, SIGNED_DARK, SIGNED_LIGHT, paintColors } from "./colors.js";
 import { orderHeads, percent, shortNumber, shownClasses, signed } from "./layout.js";
+import { paintGlow, paintPixels } from "./maps.js";
 import { maxAbsOf, maxOf } from "./queries.js";
 import { PEN_RADIUS, UNITS } from "./strokes.js";
 
@@ -63,12 +64,8 @@ function cells(values, [rows, columns], [x, y, width, height], [low, high], tabl
 function inputShape(session, [x, y, width, height]) {
   const spec = session.description.input;
   if (!spec) return [];
-  const size = spec.width * spec.height;
-  const rgba = new Uint8ClampedArray(4 * size);
-  for (let i = 0; i < size; i++) {
-    for (let c = 0; c < 3; c++) rgba[4 * i + c] = session.input.pixels[i + (spec.channels === 3 ? c * size : 0)];
-    rgba[4 * i + 3] = 255;
-  }
+  const rgba = new Uint8ClampedArray(4 * spec.width * spec.height);
+  paintPixels(session.input.pixels, spec.channels, rgba);
   return [{ kind: "cells", x, y, width, height, rows: spec.height, columns: spec.width, rgba }];
 }
 
@@ -102,13 +99,7 @@ export function figureOfInput(session) {
   if (map && grid) {
     const limit = (isSigned ? maxAbsOf(map) : maxOf(map)) || 1;
     const rgba = new Uint8ClampedArray(4 * map.length);
-    if (isSigned) paintColors(map, -limit, limit, SIGNED_DARK, rgba);
-    map.forEach((value, i) => {
-      const t = Math.abs(value) / limit;
-      const entry = 3 * tableIndex(0.25 + 0.65 * t);
-      if (!isSigned) rgba.set([GLOW[entry], GLOW[entry + 1], GLOW[entry + 2]], 4 * i);
-      rgba[4 * i + 3] = 235 * t;
-    });
+    paintGlow(map, limit, isSigned, rgba);
     shapes.push({
       kind: "cells",
       x: MARGIN,

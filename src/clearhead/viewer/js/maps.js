@@ -17,9 +17,8 @@ export const PIN_COLORS = ["#5aa5ff", "#ff7d9c"];
 let glowCanvas = null;
 
 /**
- * The map of the selected head as an image with a pixel for each patch: color of the weight, opaque where it is large
- * (235 of 255 at the largest weight).
- * A transparent border of one pixel lets it fade out when it is drawn smoothly.
+ * The map of the selected head as an image with a pixel for each patch: color of the weight. A
+ * transparent border of one pixel lets it fade out when it is drawn smoothly.
  * @param {Session} session
  * @returns {HTMLCanvasElement | null}
  */
@@ -32,17 +31,26 @@ export function glowImage(session) {
   glowCanvas ??= document.createElement("canvas");
   [glowCanvas.width, glowCanvas.height] = [grid[1] + 2, grid[0] + 2];
   const image = new ImageData(grid[1], grid[0]);
-  if (isSigned) paintColors(map, -limit, limit, SIGNED_DARK, image.data);
-  for (let i = 0; i < map.length; i++) {
-    const t = Math.abs(map[i]) / limit;
-    if (!isSigned) {
-      const entry = 3 * tableIndex(0.25 + 0.65 * t);
-      image.data.set([GLOW[entry], GLOW[entry + 1], GLOW[entry + 2]], 4 * i);
-    }
-    image.data[4 * i + 3] = 235 * t;
-  }
+  paintGlow(map, limit, isSigned, image.data);
   contextOf(glowCanvas).putImageData(image, 1, 1);
   return glowCanvas;
+}
+
+/**
+ * Colors over an image: opaque where a value is large, 235 of 255 at the limit.
+ * @param {Float32Array} map
+ * @param {number} limit
+ * @param {boolean} isSigned
+ * @param {Uint8ClampedArray} rgba
+ */
+export function paintGlow(map, limit, isSigned, rgba) {
+  if (isSigned) paintColors(map, -limit, limit, SIGNED_DARK, rgba);
+  map.forEach((value, i) => {
+    const t = Math.abs(value) / limit;
+    const entry = 3 * tableIndex(0.25 + 0.65 * t);
+    if (!isSigned) rgba.set([GLOW[entry], GLOW[entry + 1], GLOW[entry + 2]], 4 * i);
+    rgba[4 * i + 3] = 235 * t;
+  });
 }
 
 /**
@@ -55,20 +63,20 @@ export function paintInput(session, canvas) {
   if (!spec) return;
   [canvas.width, canvas.height] = [spec.width, spec.height];
   const image = new ImageData(spec.width, spec.height);
-  paintPixels(session.input.pixels, spec.channels, image);
+  paintPixels(session.input.pixels, spec.channels, image.data);
   contextOf(canvas).putImageData(image, 0, 0);
 }
 
 /**
  * @param {Uint8Array} pixels (C,height,width)
  * @param {number} channels
- * @param {ImageData} image
+ * @param {Uint8ClampedArray} rgba
  */
-export function paintPixels(pixels, channels, image) {
-  const size = image.width * image.height;
+export function paintPixels(pixels, channels, rgba) {
+  const size = rgba.length / 4;
   for (let i = 0; i < size; i++) {
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = pixels[i + (channels === 3 ? c * size : 0)];
-    image.data[4 * i + 3] = 255;
+    for (let c = 0; c < 3; c++) rgba[4 * i + c] = pixels[i + (channels === 3 ? c * size : 0)];
+    rgba[4 * i + 3] = 255;
   }
 }
 
@@ -92,6 +100,7 @@ export function createGrid(session, actions) {
     {
       class: "ch-grid",
       "data-part": "grid",
+      "data-channels": session.description.input?.channels,
       tabindex: "0",
       role: "application",
       "aria-label":

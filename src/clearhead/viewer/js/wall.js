@@ -6,6 +6,7 @@
 
 import { GLOW, SIGNED_DARK, SIGNED_LIGHT, cssColor, paintColors } from "./colors.js";
 import { contextOf, drawColorBar, fitCanvas, node, setText } from "./dom.js";
+import { paintInput } from "./maps.js";
 import { cellAt, orderHeads, patchName, shortNumber, signOf, signed, wallBlocks, wallRows } from "./layout.js";
 import { headMatrix, tokenLabel } from "./token_matrix.js";
 import { headDiagonality, headDistance, headEntropy } from "./statistics.js";
@@ -322,18 +323,9 @@ export function createWall(session, actions) {
       drawCaptions();
     }
     if (changes.has("input") || changes.has("layout")) {
-      const spec = session.description.input;
-      if (spec?.channels === 1) paintGhost(spec.width, spec.height);
+      paintInput(session, ghost);
     }
     drawMaps(changes.size === 1 && changes.has("query"));
-  }
-
-  /** @param {number} width @param {number} height */
-  function paintGhost(width, height) {
-    const image = new ImageData(width, height);
-    session.input.pixels.forEach((value, i) => image.data.set([value, value, value, 255], 4 * i));
-    [ghost.width, ghost.height] = [width, height];
-    contextOf(ghost).putImageData(image, 0, 0);
   }
 
   return { element, draw };
