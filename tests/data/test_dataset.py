@@ -36,7 +36,7 @@ def test_tensors_of_a_split_are_its_normalized_examples_in_order():
     assert torch.equal(images, normalize(IMAGES.images[[4, 2, 9]]))
     assert [len(part) for part in data.tensors("validation")] == [0, 0]
     assert torch.equal(replace(data, normalize=None).tensors("test")[0], IMAGES.images)
-    with pytest.raises(ValueError, match="'validation'.*got 'val'"):
+    with pytest.raises(ValueError, match=r"'validation'.*got 'val'"):
         data.tensors("val")
 
 

@@ -72,6 +72,6 @@ def test_reset_classifier_replaces_the_head_only(init, head_mlp_dim):
 
 def test_reset_classifier_refuses_a_number_of_classes_that_no_model_has():
     model = build(1, "xavier")
-    with pytest.raises(ValueError, match="num_classes.*got 0"):
+    with pytest.raises(ValueError, match=r"num_classes.*got 0"):
         model.reset_classifier(0)
     assert model.head.out_features == model.config.num_classes == 5
