@@ -39,6 +39,11 @@ SHORT_CELL = re.compile(r"<td(?P<style>[^>]*)>(?P<text>[^<]{2,16})</td>")
 INDENTATION = re.compile(r"(?<=<td>) +")
 PIPE_IN_CODE = re.compile(r"(?<=<code>)[^<]*\\\|[^<]*(?=</code>)")
 """a backslash before a pipe in a table, which Python-Markdown leaves in code, and GitHub does not"""
+VERBATIM = re.compile(r"<(?P<end>/?)(?:code|pre|math)\b")
+SUBSCRIPT = re.compile(
+    r"(?<!\w)(?P<name>[^\W\d_]{1,2}'?|softargmax)_(?P<index>\{[^}]+\}|[^\W_ᵀ]+(?:,[^\W_ᵀ]+)*)(?![^\Wᵀ])"
+)
+SUPERSCRIPT = re.compile(r"\^\(((?:[^()]|\([^()]*\))+)\)")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
@@ -157,7 +162,23 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Formulas as MathML, which browsers render without a script; no line breaks in short cells of tables."""
     html = INDENTATION.sub(lambda spaces: "&nbsp;" * 2 * len(spaces[0]), FORMULA.sub(to_mathml, html))
     html = SHORT_CELL.sub(r'<td class="short"\g<style>>\g<text></td>', html)
-    return PIPE_IN_CODE.sub(lambda text: text[0].replace("\\|", "|"), html)
+    html = PIPE_IN_CODE.sub(lambda text: text[0].replace("\\|", "|"), html)
+    return with_indices(html) if page.file.src_uri.startswith(("course", "lab/")) else html
+
+
+def with_indices(html: str) -> str:
+    """W_Q,i and e^(−β g) in running text with real subscripts and superscripts; code and formulas stay as they are."""
+    parts, depth = [], 0
+    for part in re.split(r"(<[^>]+>)", html):
+        if tag := VERBATIM.match(part):
+            depth += -1 if tag["end"] else 1
+        is_text = not part.startswith("<") and depth == 0
+        parts.append(SUPERSCRIPT.sub(r"<sup>\1</sup>", SUBSCRIPT.sub(to_subscript, part)) if is_text else part)
+    return "".join(parts)
+
+
+def to_subscript(match: re.Match[str]) -> str:
+    return f"{match['name']}<sub>{match['index'].strip('{}')}</sub>"
 
 
 def to_mathml(match: re.Match[str]) -> str:

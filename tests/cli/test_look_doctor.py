@@ -192,3 +192,23 @@ def test_unusual_failures_of_a_module_are_one_line(tmp_path, monkeypatch, capsys
     assert re.search(message.replace("(", r"\(").replace(")", r"\)"), err)
     assert main(["shapes", f"odd.py:{name}", "--width", "8"]) == (0 if name in ("FailsLater", "NoState") else 2)
     assert capsys.readouterr().err.count("\n") <= 1
+
+
+OWN = """
+import torch
+import torch.nn.functional as F
+
+def inputs():
+    return torch.randn(2, 6, 5), {"edges": torch.ones(2, 6, 6).tril()}
+
+def unshifted(logits, ids):
+    return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+"""
+
+
+def test_own_inputs_and_an_own_loss_are_loaded(capsys, tmp_path):
+    (tmp_path / "user_model.py").write_text(FILE + OWN)
+    assert main(["doctor", "user_model.py:Odd", "--inputs", "user_model.py:inputs"]) == 0
+    assert "x=given float32 (2, 6, 5)" in capsys.readouterr().out
+    assert main(["doctor", "user_model.py:right", "--loss", "user_model.py:unshifted"]) == 1
+    assert "docs/doctor.md#loss" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from clearhead.recipes import results_table, trial
 from clearhead.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = {"command-line (generated)": runpy.run_path(str(ROOT / "docs/make_reference.py"))["command_line"]()}
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES} | GENERATED
 RUNS = {
@@ -35,6 +35,12 @@ RUNS = {
 BLOCK = re.compile(r"(?P<marker><!-- not run: .+? -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
 IN_BASH = re.compile(r"^(?:torchrun .* -m )?(clearhead .*)$")
 IN_TEXT = re.compile(r"^\$ (clearhead .*)$")
+INLINE = re.compile(r"(?<!`)`(clearhead [^`]+)`(?!`)")
+PLACEHOLDER = re.compile(r"\b[A-Z]+\b|[{|]|\bparity\b")
+"""in commands that stand for many, such as `clearhead train RECIPE`; the guide adds the recipe parity itself"""
+NAMES = {"data get", "data show", "train folder", "train text"}
+"""commands that need an option or a name, and are mentioned without it"""
+VARIABLE = re.compile(r'^(\w+)="(.*)"$', re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -53,10 +59,25 @@ def commands():
     """Every command of the bash blocks, and those after `$ ` in text blocks; a backslash continues a line."""
     for language, pattern in (("bash", IN_BASH), ("text", IN_TEXT)):
         for block in blocks(language):
-            lines = block.values[0].replace("\\\n", " ").splitlines()
-            for number, line in enumerate(lines):
-                if match := pattern.search(line):
-                    yield pytest.param(match[1], id=f"{block.id}+{number}")
+            text = block.values[0].replace("\\\n", " ")
+            for name, value in VARIABLE.findall(text):
+                text = text.replace(f"${name}", value)
+            for number, line in enumerate(text.splitlines()):
+                for command in re.split(r"&&|;|&$", re.sub(r"\s#.*", "", line)):
+                    if match := pattern.search(command.strip()):
+                        yield pytest.param(match[1], id=f"{block.id}+{number}")
+
+
+def inline_commands():
+    """Every complete command in running text and in tables; `clearhead train` alone is only a name."""
+    found = {}
+    for page, text in TEXTS.items():
+        for match in INLINE.findall(BLOCK.sub("", text)):
+            for command in " ".join(match.split()).split("&&"):
+                words = command.split()[1:]
+                if len(words) > 1 and " ".join(words) not in NAMES and not PLACEHOLDER.search(command):
+                    found.setdefault(command.strip(), page)
+    return [pytest.param(command, id=f"{page}: {command}") for command, page in found.items()]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +144,7 @@ def write_pets():
             Image.new("RGB", (8, 8), (20 * i, 0, 0)).save(Path("pets", name, f"{i}.png"))
 
 
-@pytest.mark.parametrize("line", list(commands()))
+@pytest.mark.parametrize("line", [*commands(), *inline_commands()])
 def test_command_lines_parse(line, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     write_inputs(line)
@@ -151,6 +172,7 @@ def test_links_resolve_to_files(page):
 def test_blocks_and_commands_are_collected():
     assert len(list(blocks("python"))) >= 10
     assert len(list(commands())) >= 100
+    assert len(inline_commands()) >= 30
 
 
 def test_the_readme_is_short_and_its_results_are_current():

@@ -175,6 +175,7 @@ PARAMETER_RULES = """\
   mask, attn_mask, tgt_mask ...    an attention mask, such as (length, length)
   is_causal, causal                True, if the module is not causal without it
   labels, targets                  the token ids, if needed
+  past_key_values, cache, state    None; start_pos, offset: 0, if required
   any other, loss_mask=None ...    its default; it must have one"""
 
 DOCTOR_DETAILS = f"""\
@@ -189,7 +190,10 @@ nn.Module. The names of the parameters of forward() determine its arguments:
 
 {PARAMETER_RULES}
 
-In Python: clearhead.examine(module)"""
+Other inputs: --inputs FILE.py:NAME, a tuple of tensors, a dict, or a function
+that returns one. --loss FILE.py:NAME is a function loss(logits, ids).
+
+In Python: clearhead.examine(module, inputs=None, loss=None)"""
 
 FAULT_EXIT_CODE = 1
 
@@ -212,16 +216,23 @@ def doctor(argv: Sequence[str]) -> int:
         "--width", type=reader(int), metavar="N", help="pass features of this width instead of token ids"
     )
     options.add_argument("--length", type=reader(int), metavar="N", help="tokens per sequence (default: 7)")
+    options.add_argument(
+        "--inputs", metavar="FILE.py:NAME", help="your own inputs: a tuple, a dict, or a function that returns one"
+    )
+    options.add_argument("--loss", metavar="FILE.py:NAME", help="check the shift of a loss(logits, ids)")
     options.add_argument("--json", action="store_true", help="machine-readable output")
     args = options.parse(argv)
 
     from clearhead.insight.doctor.examine import examine
-    from clearhead.insight.doctor.loading import load
+    from clearhead.insight.doctor.loading import load, load_value
 
     with redirect_stdout(sys.stderr):  # whatever the user's file prints
         module = load(args.module, Path.cwd())
+        inputs = load_value(args.inputs, Path.cwd()) if args.inputs else None
+        loss = load_value(args.loss, Path.cwd(), call_functions=False) if args.loss else None
+        sizes = {"width": args.width, "length": args.length}
         try:
-            report = examine(module, causal=not args.no_causal, width=args.width, length=args.length, name=args.module)
+            report = examine(module, inputs, causal=not args.no_causal, loss=loss, name=args.module, **sizes)
         except SystemExit:
             raise ValueError(f"forward() of {args.module} exits Python") from None
     print(json_text(report.to_dict()) if args.json else format_report(report))
@@ -237,7 +248,7 @@ def format_report(report: "Report") -> str:
         verdict = "FAULT" if finding.verdict == "fault" else finding.verdict
         columns = f"{verdict:11}  {finding.check:{size}}  "
         lines += wrap(finding.text, width, initial_indent=columns, subsequent_indent=" " * len(columns))
-    return "\n".join([*lines, "", report.summary()])
+    return "\n".join([*lines, "", report.summary(), *wrap(report.links(), width)])
 
 
 def open_page(argv: Sequence[str]) -> None:

@@ -13,14 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from clearhead.insight.doctor.module_under_test import output_change
+
 LogitsFn = Callable[[Tensor], Tensor]
 """ids (B,L) -> logits (B,Q,V)"""
-
-TOLERANCE = 4
-"""a value has changed if it differs by more than this many machine epsilons of the largest one; masks are exact"""
-
-FILL_RATIO = 1e6
-"""values larger than all changed ones by this factor count as fill values, such as -1e9 for excluded ids"""
 
 
 @dataclass(frozen=True)
@@ -89,24 +85,6 @@ def padding_leak(
         output_lengths = lengths if output_lengths is None else output_lengths
         change = change.masked_fill(is_padding(output_lengths, change.shape[1], ids.device), 0.0)
     return locate_leak("padding", logits_fn, ids, other, before, change, is_changed) if change.any() else None
-
-
-def output_change(before: Tensor, after: Tensor, tolerance: float = TOLERANCE) -> Tensor:
-    """The largest change of each output, (B,Q,...) -> (B,Q), or (B,V) -> (B,1); 0 for rounding errors.
-
-    NaN in both is no change; NaN in one of them is an infinite change.
-    """
-    if before.dim() < 3:
-        before, after = before[:, None], after[:, None]
-    finite = before.isfinite() & after.isfinite()
-    difference = (after - before).abs().masked_fill(~finite, torch.inf)
-    difference = difference.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0).flatten(2)
-    size = torch.maximum(before.abs(), after.abs()).where(finite, 0.0).flatten(2)
-    if not difference.any():
-        return difference.amax(-1)
-    fill_size = FILL_RATIO * size[difference > 0].max()
-    threshold = tolerance * torch.finfo(before.dtype).eps * size[size <= fill_size].max()
-    return difference.where(difference > threshold, 0.0).amax(-1)
 
 
 def is_padding(lengths: Tensor, length: int, device: torch.device) -> Tensor:

@@ -83,7 +83,7 @@ def test_mask_after_softmax_is_found(zoo):
 
 
 def test_mixing_outside_masked_attention_is_found(zoo):
-    assert "view() used where transpose() was meant" in causality_of(zoo.GPT(zoo.WrongView)).text
+    assert "first mix in blocks.0.attention (view)" in causality_of(zoo.GPT(zoo.WrongView)).text
     assert "softmax is over the wrong axis" in causality_of(zoo.GPT(zoo.WrongAxis)).text
 
 

@@ -106,7 +106,7 @@ FAULTY = {
     "masks queries": (lambda zoo: zoo.MasksQueries(), False, {"padding"}),
     "padding mask dropped": (lambda zoo: zoo.PaddingMaskDropped(), False, {"padding"}),
     "NaN in a fully masked row": (lambda zoo: zoo.Encoder(zoo.InfiniteMask), False, {"fully masked rows"}),
-    "unused parameter": (lambda zoo: zoo.UnusedParameter(), True, {"gradient"}),
+    "detached embedding": (lambda zoo: zoo.DetachedEmbedding(), True, {"gradient"}),
     "dropout in eval mode": (lambda zoo: zoo.AlwaysDropout(), True, {"output"}),
     "mixed batch": (lambda zoo: zoo.MixedBatch(), False, {"batch"}),
 }
@@ -119,6 +119,7 @@ def test_only_the_planted_fault_is_found(zoo, name):
 
 
 AMBIGUOUS = {
+    "module that never runs": (lambda zoo: zoo.UnusedParameter(), True, "gradient"),
     "no positions": (lambda zoo: zoo.Encoder(positions=False), False, "order"),
     "no positions under a mask": (lambda zoo: zoo.NoPositions(), True, "order"),
     "unusual scale": (lambda zoo: zoo.GPT(zoo.Unscaled), True, "scale"),
@@ -271,7 +272,7 @@ def test_examples_of_a_batch_must_be_independent(zoo):
 def test_length_first_is_a_warning():
     finding = check_batch(prepared(nn.TransformerEncoderLayer(8, 2, 16)))
     assert finding.verdict == "warning"
-    assert "is batch_first=True missing?" in finding.text
+    assert "is batch_first=True missing in self_attn?" in finding.text
 
 
 def test_outputs_must_be_deterministic_in_eval_mode(zoo):

@@ -39,7 +39,12 @@ def test_table_has_one_line_per_finding():
 def test_to_dict_survives_json():
     decoded = json.loads(json.dumps(REPORT.to_dict()))
     assert (decoded["faults"], decoded["warnings"], len(decoded["findings"])) == (1, 1, 4)
-    assert decoded["findings"][3] == {"check": "padding", "verdict": "fault", "text": "leaks"}
+    assert decoded["findings"][3] == {
+        "check": "padding",
+        "verdict": "fault",
+        "text": "leaks",
+        "docs": "docs/doctor.md#padding",
+    }
 
 
 def test_error_summary_is_one_line_with_the_location_in_user_code():

@@ -1,8 +1,9 @@
 """Determines how a module can be called: from the names of its parameters, then by trial."""
 
+import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from clearhead.insight.doctor.inputs import (
     ATTENTION_SHAPES,
+    IMAGE_NAME,
     LENGTHS,
     PADDING_SHAPES,
     POLARITIES,
     SOURCE_PREFIX,
     TARGET_PREFIX,
     FeatureInput,
+    GivenInput,
     ImageInput,
     MaskConvention,
     ModelInput,
@@ -36,11 +39,11 @@ from clearhead.insight.doctor.module_under_test import (
     NoOutputError,
     eval_copy,
     isolated_state,
+    output_change,
     perturb_parameters,
     unwrap_compiled,
 )
 from clearhead.insight.doctor.report import error_summary, join_names
-from clearhead.insight.leaks import output_change
 from clearhead.interception import Intercept
 
 LENGTH, SOURCE_EXTRA = 7, 2
@@ -50,25 +53,76 @@ CODE_ERRORS = (NameError, AttributeError, KeyError, ArithmeticError, ImportError
 Failure = tuple[CallPlan, Exception]
 
 
-def prepare(model: nn.Module, width: int | None, length: int | None) -> ModuleUnderTest:
-    """A copy of the model with a plan that works, in float64 if possible."""
+GivenInputs = Mapping[str, Any] | Sequence[Any]
+"""the caller's own arguments of forward(): by name, or by position with an optional mapping of names at the end"""
+
+
+def prepare(
+    model: nn.Module,
+    width: int | None,
+    length: int | None,
+    inputs: GivenInputs | None = None,
+    image_size: int | None = None,
+) -> ModuleUnderTest:
+    """A copy of the model with a plan that works, in float64 if possible. `image_size` sets the size of images."""
     inner = unwrap_compiled(model)
     if isinstance(inner, torch.jit.ScriptModule):
         raise ValueError("a TorchScript module cannot be examined; pass the nn.Module that torch.jit was given")
-    parameters = parameters_of(inner.forward)
+    given = named_inputs(inner, inputs) if inputs is not None else {}
+    parameters = [p for p in parameters_of(inner.forward, given) if p.name not in given or is_sequence(given[p.name])]
     duplicate = perturb_parameters(eval_copy(inner).cpu())
     dtype = next((p.dtype for p in duplicate.parameters() if p.is_floating_point()), torch.float32)
+    plans = (
+        given_plans(parameters, given) if given else candidate_plans(duplicate, parameters, width, length, image_size)
+    )
+    unused = eval_copy(duplicate)
     candidates = (
-        ModuleUnderTest(duplicate, plan, dtype, parameters, native_dtype=dtype)
-        for plan in candidate_plans(duplicate, parameters, width, length)
+        ModuleUnderTest(duplicate, plan, dtype, parameters, native_dtype=dtype, unused_model=unused) for plan in plans
     )
     module, failures = first_working(candidates)
     if module is None:
-        raise ValueError(refusal(inner, failures))
+        raise ValueError(refusal(inner, failures, bool(given)))
     module = pass_labels_if_needed(module)
     module = module.with_plan(scalar_outputs=True) if has_scalar_outputs(module) else module
     module = module.with_plan(batch_first=False) if is_length_first(module) else module
     return in_float64(with_padding_ids(module))
+
+
+def named_inputs(model: nn.Module, inputs: GivenInputs) -> dict[str, Any]:
+    """The caller's arguments by name."""
+    args = (inputs,) if isinstance(inputs, Tensor) else inputs
+    names = args if isinstance(args, Mapping) else {}
+    if not isinstance(args, Mapping) and args and isinstance(args[-1], Mapping):
+        args, names = args[:-1], args[-1]
+    try:
+        bound = inspect.signature(model.forward).bind(*(() if isinstance(args, Mapping) else args), **names)
+    except TypeError as error:
+        raise ValueError(f"the given inputs do not fit forward{inspect.signature(model.forward)}: {error}") from None
+    variable = [p.name for p in bound.signature.parameters.values() if p.kind == p.VAR_KEYWORD]
+    values = {name: x for name, x in bound.arguments.items() if name not in variable}
+    return {**values, **{name: x for kind in variable for name, x in bound.arguments.get(kind, {}).items()}}
+
+
+def is_sequence(x: Any) -> bool:
+    """Ids (B,L) or (B,L,...), features (B,L,E) or images; not a mask."""
+    is_integer = isinstance(x, Tensor) and x.dtype in (torch.long, torch.int, torch.short, torch.uint8)
+    return isinstance(x, Tensor) and x.dim() > (1 if is_integer else 2) and (is_integer or x.is_floating_point())
+
+
+def given_plans(parameters: list[Parameter], given: Mapping[str, Any]) -> Iterator[CallPlan]:
+    """One plan: sequences among the caller's inputs, by their role, are changed; all other inputs stay as they are."""
+    roles = {p.name: p.role for p in parameters if p.role in ("sequence", "target", "memory") and p.name in given}
+    names = list(roles) or [name for name, x in given.items() if is_sequence(x)][:1]
+    if not names:
+        raise ValueError(
+            "none of the given inputs is a tensor of token ids (B,L), features (B,L,E) or images (B,C,H,W)"
+        )
+    main = next((name for name in names if roles.get(name) == "target"), names[0])
+    source = next((name for name in names if name != main), None)
+    inputs = {name: GivenInput(given[name].cpu()) for name in names}
+    lengths = {name: given[name].shape[1] if given[name].dim() < 4 else 0 for name in names}
+    others = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in given.items() if name not in names}
+    yield CallPlan(main, source, inputs, lengths, constants=others)
 
 
 def first_working(candidates: Iterator[ModuleUnderTest]) -> tuple[ModuleUnderTest | None, list[Failure]]:
@@ -91,7 +145,7 @@ def first_working(candidates: Iterator[ModuleUnderTest]) -> tuple[ModuleUnderTes
 
 
 def candidate_plans(
-    model: nn.Module, parameters: list[Parameter], width: int | None, length: int | None
+    model: nn.Module, parameters: list[Parameter], width: int | None, length: int | None, image_size: int | None = None
 ) -> Iterator[CallPlan]:
     """All plans to try, the most likely first."""
     main, source = main_and_source(parameters)
@@ -99,14 +153,19 @@ def candidate_plans(
     is_memory = any(parameter.role == "memory" for parameter in parameters)
     lengths = [length] if length else candidate_lengths(model, LENGTH)
     extras = (0,) if source is None else (SOURCE_EXTRA, 0)
-    for extra, batch_first, kind, n in product(extras, (True, False), list(candidate_inputs(model, width)), lengths):
+    kinds = list(candidate_inputs(model, width, bool(IMAGE_NAME.fullmatch(main.lower()))))
+    if image_size is not None:
+        images = (kind for kind in kinds if isinstance(kind, ImageInput))
+        kinds = [ImageInput(channels, image_size) for channels in dict.fromkeys(kind.channels for kind in images)]
+    for extra, batch_first, kind, n in product(extras, (True, False), kinds, lengths):
         inputs = {main: kind} if source is None else {source: source_input(model, kind, is_memory), main: kind}
         sizes = {main: n} if source is None else {source: n + extra, main: n}
         if isinstance(kind, ImageInput):
             if source is not None or n != lengths[0] or not batch_first:
                 continue
             sizes = {main: 0}
-        plan = CallPlan(main, source, inputs, sizes, aliases, batch_first=batch_first)
+        offsets = {p.name: 0 for p in parameters if p.role == "offset"}
+        plan = CallPlan(main, source, inputs, sizes, aliases, batch_first=batch_first, constants=offsets)
         for none_args, masks in required_arguments(parameters, source):
             yield replace(plan, none_args=none_args, masks=masks)
 
@@ -124,7 +183,7 @@ def required_arguments(
     """(parameters that get None, masks): first None for every required mask, then all-visible masks of any kind."""
     masks = [p for p in parameters if p.is_required and p.role in ("padding", "attention")]
     lengths = {p.name: LENGTHS for p in parameters if p.is_required and p.role == "lengths"}
-    others = tuple(p.name for p in parameters if p.is_required and p.role in ("labels", "causal"))
+    others = tuple(p.name for p in parameters if p.is_required and p.role in ("labels", "causal", "cache"))
     yield (*others, *(p.name for p in masks)), lengths
     if not masks:
         return
@@ -254,17 +313,20 @@ def with_padding_id(kind: ModelInput, sequence: str, source: str | None, ids: Ma
 
 
 def in_float64(module: ModuleUnderTest) -> ModuleUnderTest:
+    """The module in float64, unless only float64 fails or is not finite."""
     exact = module.with_dtype(torch.float64)
     try:
-        exact.run(exact.sample_inputs(0))
+        is_finite = exact.run(exact.sample_inputs(0)).isfinite().all()
     except Exception as error:
         return replace(module, float64_error=error_summary(error))
-    return exact
+    return exact if is_finite or not module.run(module.sample_inputs(0)).isfinite().all() else module
 
 
-def refusal(model: nn.Module, failures: list[Failure]) -> str:
+def refusal(model: nn.Module, failures: list[Failure], is_given: bool = False) -> str:
     """Error message if no plan works: the error of the most likely plan, and the inputs that were tried."""
     name, (likeliest, error) = type(model).__name__, failures[0]
+    if is_given:
+        return f"{name} does not accept the given inputs: {error_summary(error)}"
     if isinstance(error, NoOutputError):
         return f"{name} {error}"
     if {table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)} == {1}:
@@ -278,5 +340,6 @@ def refusal(model: nn.Module, failures: list[Failure]) -> str:
             tried.setdefault(kind, kind.describe(f"({BATCH_SIZE},{plan.lengths[sequence]})"))
     return (
         f"{name} accepts none of {join_names(list(tried.values()))}: {error_summary(error)}; "
-        "set width or length (--width N, --length N), or write a wrapper with forward(self, x)"
+        f'pass your own inputs, examine(module, inputs={{"{likeliest.main}": ...}}) or --inputs FILE.py:NAME, or set '
+        "width or length (--width N, --length N)"
     )

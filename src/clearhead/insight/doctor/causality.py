@@ -4,6 +4,8 @@ Shapes: B batch, H heads, L length, Q queries, K keys.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +14,19 @@ from clearhead.insight.doctor.inputs import ATTENTION_SHAPES, SOURCE_PREFIX, Mas
 from clearhead.insight.doctor.module_under_test import (
     Dependency,
     Inputs,
+    Masks,
     ModuleUnderTest,
     approximate_change,
     dependency,
+    eval_copy,
+    isolated_state,
+    output_change,
 )
 from clearhead.insight.doctor.report import Finding
-from clearhead.insight.doctor.scores import AttentionPattern, Visibility, attention_patterns
-from clearhead.insight.leaks import output_change
+from clearhead.insight.doctor.scores import AttentionPattern, Visibility, attention_patterns, record_scores
+from clearhead.interception import ModuleStack, intercept
 
-CAUSALITY, ORDER = "causality", "order"
+CAUSALITY, ORDER, DEPENDENCY = "causality", "order", "dependency"
 SELF_EXCLUDED = "the mask is off by one, and no query sees its own token; use tril(), not tril(-1)"
 MASK_ERRORS: dict[Visibility, str] = {
     "excludes self": SELF_EXCLUDED,
@@ -29,6 +35,64 @@ MASK_ERRORS: dict[Visibility, str] = {
     "(triu(1) where True = masked)",
 }
 CONVOLUTION = "; without attention, a convolution is padded on both sides: pad on the left only"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of torch, and the module that made it."""
+
+    name: str
+    path: str
+    previous: str
+    """the module that ran before"""
+
+    def __str__(self) -> str:
+        after = f", after {self.previous}" if self.previous and not self.path else ""
+        return f"{self.path or 'forward()'} ({self.name.strip('_')}{after})"
+
+
+def first_mixing(
+    module: ModuleUnderTest, before: Inputs, after: Inputs, must_stay: Tensor, masks: Masks | None = None
+) -> Operation | None:
+    """The first operation whose result changes at a position that must stay, though its arguments do not.
+
+    must_stay: bool, (B,) for examples or (L,) for tokens. Two passes are compared, call by call. A tensor in which more
+    than one axis, or none, has this size is ignored.
+    """
+    size = len(must_stay)
+    passes = [recorded_operations(module, inputs, size, masks or {}) for inputs in (before, after)]
+    for (operation, first), (other, second) in zip(*passes, strict=False):
+        if operation != other:
+            return None
+        for x, y in zip(first, second, strict=False):
+            axis = x.shape.index(size)
+            if x.shape == y.shape and (x != y).movedim(axis, 0).flatten(1).any(1)[must_stay].any():
+                return operation
+    return None
+
+
+def recorded_operations(
+    module: ModuleUnderTest, inputs: Inputs, size: int, masks: Masks
+) -> list[tuple[Operation, list[Tensor]]]:
+    """All calls of torch in one pass, and their results with one axis of this size."""
+    calls: list[tuple[Operation, list[Tensor]]] = []
+    finished = [""]
+    stack = ModuleStack(module.model, on_exit=lambda running, output: finished.append(running.path))
+
+    def record(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        operation = Operation(name, stack.running[-1].path if stack.running else "", finished[-1])
+        tensors = out if isinstance(out, tuple | list) else (out,)
+        calls.append((operation, [x.detach().clone() for x in tensors if has_axis(x, size)]))
+        return out
+
+    with torch.no_grad(), isolated_state(module.dtype, 0), intercept(stack, record):
+        module.model(**module.arguments(inputs, masks))
+    return calls
+
+
+def has_axis(x: Any, size: int) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and list(x.shape).count(size) == 1
 
 
 def with_causal_mask(module: ModuleUnderTest) -> ModuleUnderTest:
@@ -102,7 +166,8 @@ def check_causality(module: ModuleUnderTest) -> Finding:
     depends, patterns = dependency(module, inputs), attention_patterns(module)
     if depends.on_later.any():
         evidence = depends.describe_largest(depends.on_later)
-        return Finding(CAUSALITY, "fault", f"{evidence}: {leak_cause(depends, patterns, module)}")
+        place = describe_mixing(module, inputs, int(depends.on_later.argmax()) % module.length)
+        return Finding(CAUSALITY, "fault", f"{evidence}: {leak_cause(depends, patterns, module)}{place}")
     kinds = visibilities(module, patterns)
     ignores_self = "causal" not in kinds and ignores_own_token(depends)
     if "excludes self" in kinds or (ignores_self and any(pattern.excludes_self for pattern in patterns)):
@@ -116,9 +181,89 @@ def check_causality(module: ModuleUnderTest) -> Finding:
         return Finding(CAUSALITY, "not checked", "the output is not finite")
     if not depends.on_earlier.any():
         return Finding(CAUSALITY, "warning", "no output depends on any other token: is there any attention?")
+    if module.length > 3 and not depends.on_earlier[:, 1:].any():
+        text = "outputs depend on no other token but token 0: does the mask have a row per query?"
+        return Finding(CAUSALITY, "warning", text)
+    if (leak := leak_in_train_mode(module)) is not None:
+        text = f"in train() mode, {leak}, though not in eval() mode: is the mask dropped if self.training is True?"
+        return Finding(CAUSALITY, "fault", text)
     by = [f", with {name}, {convention}" for name, convention in plan.masks.items() if name in plan.causal_masks]
     by += [f", with {name}=True" for name in plan.flags]
     return Finding(CAUSALITY, "fine", f"no output depends on a later token{''.join(by)}")
+
+
+def describe_mixing(module: ModuleUnderTest, inputs: Inputs, token: int, masks: Masks | None = None) -> str:
+    """Where an earlier token first changes when this one does."""
+    changed = module.replace_tokens(inputs, module.plan.main, (slice(None), token))
+    operation = first_mixing(module, inputs, changed, torch.arange(module.length) < token, masks)
+    return f"; tokens first mix in {operation}" if operation else ""
+
+
+def leak_in_train_mode(module: ModuleUnderTest) -> str | None:
+    """The evidence of a leak in train() mode. Every call draws the same dropout; batch norm mixes tokens on purpose."""
+    if any(hasattr(part, "running_mean") for part in module.model.modules()):
+        return None
+    training, inputs = replace(module, model=eval_copy(module.model).train()), module.sample_inputs(0)
+    try:
+        if not module.has_output_per_token(training.run(inputs)):
+            return None
+        depends = dependency(training, inputs, positions=[module.length - 1])
+    except Exception:  # train() mode may need other inputs
+        return None
+    depends.amounts[-1] = 0.0
+    output, amount = int(depends.amounts.argmax()), depends.amounts.max().item()
+    return f"output {output} changes by {amount:.2g} when token {module.length - 1} changes" if amount else None
+
+
+def check_masked_causality(module: ModuleUnderTest, masks: Masks, name: str) -> Finding | None:
+    """A padding mask that masks nothing must not replace the causal mask."""
+    inputs = module.sample_inputs(0)
+    if not module.has_output_per_token(module.run(inputs, masks)):
+        return None
+    depends = dependency(module, inputs, masks)
+    if not depends.on_later.any():
+        return None
+    text = f"with {name}, {depends.describe_largest(depends.on_later)}, though not without it"
+    return Finding(CAUSALITY, "fault", f"{text}: does the padding mask replace the causal mask? Combine the two")
+
+
+def check_bidirectional(module: ModuleUnderTest) -> Finding | None:
+    """An encoder in which no output depends on a later token may have a causal mask by mistake."""
+    inputs = module.sample_inputs(0)
+    if not module.has_output_per_token(module.run(inputs)):
+        return None
+    depends = dependency(module, inputs)
+    if depends.on_later.any() or not depends.on_earlier.any() or not depends.is_finite:
+        return None
+    text = (
+        "no output depends on a later token, though the module is examined as bidirectional (--no-causal): is there a"
+    )
+    return Finding(CAUSALITY, "warning", f"{text} causal mask by mistake?")
+
+
+def check_dependency(module: ModuleUnderTest, causal: bool) -> list[Finding]:
+    """Every input must have an effect, and attention must carry information from one token to another."""
+    inputs = module.sample_inputs(0)
+    before, findings = module.run(inputs), []
+    for name in inputs:
+        after = module.run(module.replace_tokens(inputs, name, slice(None)))
+        if before.shape == after.shape and not output_change(before, after).any():
+            findings.append(Finding(DEPENDENCY, "fault", f"no output depends on {name}, whatever its values are"))
+    if findings:
+        return findings
+    if module.plan.source is not None:
+        size = (module.plan.lengths[module.plan.source],) * 2
+        for pattern in attention_patterns(module):
+            if pattern.weights.shape[-2:] == size and module.length not in size and pattern.visibility == "causal":
+                text = f"{pattern.name} attends only to earlier tokens of {module.plan.source}"
+                return [Finding(DEPENDENCY, "warning", f"{text}: is its mask causal by mistake?")]
+    if module.has_output_per_token(before):
+        amounts = dependency(module, inputs).amounts
+        paths = record_scores(module)[0].softmax_paths
+        if paths and not (amounts.tril(-1).any() or amounts.triu(1).any()):
+            text = f"no output depends on any other token, though {paths[0]} computes attention weights"
+            return [Finding(DEPENDENCY, "fault", f"{text}: is their product with the values discarded?")]
+    return [Finding(DEPENDENCY, "fine", "outputs depend on every input")]
 
 
 def ignores_own_token(depends: Dependency) -> bool:
@@ -164,7 +309,7 @@ def leak_cause(depends: Dependency, patterns: list[AttentionPattern], module: Mo
         unmasked = ", ".join(pattern.name for pattern in patterns if pattern.visibility == "full")
         return f"the mask is missing in {unmasked}; other layers apply it"
     if kinds == {"causal"}:
-        return "attention is masked correctly, so tokens mix elsewhere; is view() used where transpose() was meant?"
+        return "attention is masked correctly, so tokens mix elsewhere"
     ignored = [name for name in attention_masks(module) if accepts_mask(module, name)]
     if ignored:
         return f"every output sees the whole sequence and {', '.join(ignored)} is ignored; apply it to the scores"

@@ -1,7 +1,7 @@
 """Training: gradients for every parameter, shared norms, reduced precision, and saving."""
 
 import inspect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,8 +28,9 @@ from clearhead.insight.doctor.module_under_test import (
 )
 from clearhead.insight.doctor.report import Finding, Verdict, error_summary, join_names
 from clearhead.insight.doctor.scores import KEY_MODULE
+from clearhead.interception import ModuleStack, RunningModule
 
-GRADIENT, NORMS, DTYPE, SAVING = "gradient", "norms", "dtype", "saving"
+GRADIENT, NORMS, DTYPE, SAVING, SHARED = "gradient", "norms", "dtype", "saving", "shared modules"
 NUM_BATCHES, NUM_BATCHES_FOR_EXPERTS = 3, 12
 MAX_SHAPES = 3
 """number of parameter shapes for which optional inputs are generated"""
@@ -44,9 +45,15 @@ def check_gradient(module: ModuleUnderTest) -> list[Finding]:
     try:
         sizes = gradient_sizes(module)
     except Exception as error:
-        if "not implemented" in str(error):  # by torch, for this device and dtype
-            return [Finding(GRADIENT, "not checked", f"torch cannot compute gradients here: {error_summary(error)}")]
-        return [Finding(GRADIENT, "fault", f"training fails: with gradients enabled, it raises {error_summary(error)}")]
+        try:  # some modules can only be trained in train() mode
+            module = replace(module, model=eval_copy(module.model).train())
+            sizes = gradient_sizes(module)
+        except Exception:
+            if "not implemented" in str(error):  # by torch, for this device and dtype
+                text = f"torch cannot compute gradients here: {error_summary(error)}"
+                return [Finding(GRADIENT, "not checked", text)]
+            text = f"training fails: with gradients enabled, it raises {error_summary(error)}"
+            return [Finding(GRADIENT, "fault", text)]
     if not sizes:
         return [Finding(GRADIENT, "not checked", "the module has no trainable parameters")]
     if non_finite := [name for name, size in sizes.items() if not size.isfinite().all()]:
@@ -58,6 +65,9 @@ def check_gradient(module: ModuleUnderTest) -> list[Finding]:
     unreached = still_unreached(module, [name for name in zero if name not in key_biases])
     key_biases += [f"{name} (the keys' third)" for name, size in sizes.items() if has_zero_key_third(size, threshold)]
     findings = unreached_findings(module, unreached)
+    if rows := unused_rows(module, sizes, threshold):
+        text = f"the last rows of {join_names(rows)} receive no gradient: is width // num_heads rounded down?"
+        findings.append(Finding(GRADIENT, "warning", text))
     if key_biases:
         findings.append(
             Finding(GRADIENT, "note", f"the gradient of key bias {join_names(key_biases)} is zero: {KEY_BIAS}")
@@ -74,18 +84,70 @@ def unreached_findings(module: ModuleUnderTest, unreached: list[str]) -> list[Fi
             f"no gradient reaches {join_names(unselected)}, but other members of its list receive one in some batches"
         )
         findings.append(Finding(GRADIENT, "warning", f"{text}: are these experts that no token selected?"))
-    if unused := [name for name in unreached if name not in unselected]:
-        text = f"no gradient reaches {join_names(unused)}: unused, detached, or behind a non-differentiable operation"
-        findings.append(Finding(GRADIENT, "fault", text))
+    runs = count_runs(module) if unreached else Counter()
+    idle = [name for name in unreached if name not in unselected and not runs[name.rpartition(".")[0]]]
+    if idle:
+        text = (
+            f"{join_names(collapsed(module, idle))} does not run with these inputs, so its parameters get no gradient"
+        )
+        findings.append(Finding(GRADIENT, "warning", f"{text}: is it unused?"))
+    if unused := [name for name in unreached if name not in unselected and name not in idle]:
+        names = join_names(collapsed(module, unused), 5)
+        text = f"no gradient reaches {names}: unused, detached, or behind a non-differentiable operation"
+        findings.append(Finding(GRADIENT, "fault", text + break_of_graph(module, runs)))
     return findings
+
+
+def collapsed(module: ModuleUnderTest, names: list[str]) -> list[str]:
+    """The same parameters, with a module's path in place of the names of all its parameters."""
+    remaining, paths = list(names), []
+    for path, part in module.model.named_modules():
+        inside = [f"{path}.{name}" if path else name for name, p in part.named_parameters() if p.requires_grad]
+        if path and len(inside) > 1 and set(inside) <= set(remaining):
+            paths.append(path)
+            remaining = [name for name in remaining if name not in inside]
+    order = {name: i for i, name in enumerate(names)}
+    first = {path: min(i for name, i in order.items() if name.startswith(f"{path}.")) for path in paths}
+    return sorted([*paths, *remaining], key=lambda name: first.get(name, order.get(name, 0)))
+
+
+def break_of_graph(module: ModuleUnderTest, runs: Counter[str]) -> str:
+    """The last module whose output has a gradient, if the output of the whole has none."""
+    last: list[str] = []
+
+    def keep(running: RunningModule, output: Any) -> None:
+        last.extend([running.path] * any(tensor.requires_grad for tensor in output_tensors(output)))
+
+    stack = ModuleStack(module.model, on_exit=keep)
+    with torch.enable_grad(), isolated_state(module.dtype, 0), stack.tracking():
+        output = module.model(**module.arguments(module.sample_inputs(0), {}))
+    if not last or any(tensor.requires_grad for tensor in output_tensors(output)):
+        return ""
+    return f"; the output has no gradient at all, and {last[-1]} is the last module whose output has one"
+
+
+def unused_rows(module: ModuleUnderTest, sizes: dict[str, Tensor], threshold: float) -> list[str]:
+    """Weights of linear layers whose last rows get no gradient though all others do: no part of the module reads them.
+
+    Rows in other places may belong to a ReLU that is never active."""
+    linear = {f"{path}.weight" for path, part in module.model.named_modules() if isinstance(part, nn.Linear)}
+    found = []
+    for name, size in sizes.items():
+        if name in linear and len(size) > 2:
+            is_zero = size.amax(1) <= threshold
+            first = int(is_zero.int().argmax())
+            if is_zero.any() and 2 * first >= len(size) and is_zero[first:].all():
+                found.append(name)
+    return found if len(found) > 1 else []
 
 
 def gradient_sizes(module: ModuleUnderTest, outputs: Outputs = output_tensors) -> dict[str, Tensor]:
     """The largest |gradient| of each element over all batches; zeros where there is no gradient."""
-    sizes = {name: torch.zeros_like(p) for name, p in module.model.named_parameters() if p.requires_grad}
+    sizes = {name: torch.zeros_like(p) for name, p in module.model.named_parameters() if p.requires_grad and p.numel()}
     for batch in range(NUM_BATCHES):
         for name, gradient in batch_gradients(module, batch, outputs).items():
-            sizes[name] = torch.maximum(sizes[name], gradient.abs().nan_to_num(torch.inf))
+            if name in sizes:
+                sizes[name] = torch.maximum(sizes[name], gradient.abs().nan_to_num(torch.inf))
     return sizes
 
 
@@ -223,7 +285,7 @@ def count_runs(module: ModuleUnderTest) -> Counter[str]:
     return runs
 
 
-UNSUPPORTED = ("not implemented for", "not supported")
+UNSUPPORTED = ("not implemented for", "not supported", "unsupported dtype")
 """parts of torch's message when an operation lacks a dtype on the CPU"""
 
 
@@ -244,7 +306,7 @@ def check_dtype(module: ModuleUnderTest, dtype: torch.dtype) -> Finding | None:
     try:
         output = module.with_dtype(dtype).run(inputs)
     except Exception as error:
-        if any(words in str(error) for words in UNSUPPORTED):
+        if any(words in str(error).lower() for words in UNSUPPORTED):
             return None
         text = f"fails in {name}: {error_summary(error)}; create masks and buffers in the dtype of the input"
         return Finding(DTYPE, "warning", text)
@@ -261,22 +323,63 @@ def check_dtype(module: ModuleUnderTest, dtype: torch.dtype) -> Finding | None:
     return None
 
 
-def check_saving(model: nn.Module) -> list[Finding]:
+def check_saving(model: nn.Module, wrapper: nn.Module | None = None) -> list[Finding]:
     """state_dict keys that will not load again, and tensors that neither state_dict() nor .to(device) covers."""
     findings = []
-    compiled = [name for name in model.state_dict() if "_orig_mod." in name]
+    compiled = [name for name in (wrapper or model).state_dict() if "_orig_mod." in name]
     if compiled:
         text = f"state_dict keys contain _orig_mod. ({join_names(compiled, 1)}) and do not load without torch.compile"
         text += "; use model.compile(), or save model._orig_mod.state_dict()"
         findings.append(Finding(SAVING, "warning", text))
-    plain = [
-        f"{path}.{name}" if path else name
-        for path, part in model.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, Tensor)
-    ]
-    if plain:
+    registered = {id(x) for x in (*model.modules(), *model.parameters(), *model.buffers())}
+    hidden: dict[str, list[str]] = defaultdict(list)
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            if name not in MODULE_ATTRIBUTES:
+                for kind in sorted({unregistered_kind(x) for x in contents(value) if id(x) not in registered}):
+                    hidden[kind].append(f"{path}.{name}" if path else name)
+    if hidden["trainable"]:
+        text = f"{join_names(hidden['trainable'])} holds modules or parameters in a plain list or dict: they are not "
+        text += "trained, not saved, and not moved by .to(device); use nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+        findings.append(Finding(SAVING, "fault", text))
+    if plain := hidden["frozen"] + hidden["tensor"]:
         text = f"{join_names(plain)} is neither a parameter nor a buffer: not saved, and not moved by .to(device)"
         findings.append(Finding(SAVING, "warning", f"{text}; use register_buffer()"))
     fine = "no _orig_mod. in state_dict keys; all tensors are parameters or buffers"
     return findings or [Finding(SAVING, "fine", fine)]
+
+
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""torch's own attributes, among them the registered parameters, buffers and modules"""
+
+
+def contents(value: Any, depth: int = 3) -> Iterator[nn.Module | Tensor]:
+    """The modules and tensors in an attribute: itself, or inside lists, tuples and dicts."""
+    if isinstance(value, nn.Module | Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict) and depth and len(value) <= MAX_ENTRIES:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from contents(item, depth - 1)
+
+
+MAX_ENTRIES = 1000
+
+
+def unregistered_kind(x: nn.Module | Tensor) -> str:
+    if isinstance(x, nn.Module):
+        return "trainable" if any(p.requires_grad for p in x.parameters()) else "frozen"
+    return "trainable" if isinstance(x, nn.Parameter) and x.requires_grad else "tensor"
+
+
+def check_shared_modules(model: nn.Module) -> Finding:
+    """Warns about a list that contains the same module twice, as after [block] * 3."""
+    for path, part in model.named_modules():
+        entries = [
+            child for child in part._modules.values() if child is not None and any(True for _ in child.parameters())
+        ]
+        repeats = len(entries) - len({id(child) for child in entries})
+        if repeats and isinstance(part, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            text = f"{repeats} of {len(entries)} entries of {path or type(part).__name__} repeat the same module"
+            text += ": are weights shared on purpose? [block] * N copies nothing; build each entry in a loop"
+            return Finding(SHARED, "warning", text)
+    return Finding(SHARED, "fine", "no list contains the same module twice")

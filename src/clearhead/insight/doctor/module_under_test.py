@@ -16,8 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.insight.doctor.inputs import MaskConvention, ModelInput, Parameter, is_cross_mask, masks_source
-from clearhead.insight.leaks import output_change
+from clearhead.insight.doctor.inputs import (
+    SEEDS_PER_BATCH,
+    MaskConvention,
+    ModelInput,
+    Parameter,
+    is_cross_mask,
+    masks_source,
+)
 from clearhead.interception import MULTI_HEAD_ATTENTION, SDPA, Intercept, argument
 
 BATCH_SIZE = 5
@@ -25,6 +31,10 @@ BATCH_SIZE = 5
 PERTURBATION = 0.05
 FLOAT32_TOLERANCE = 100
 """machine epsilons"""
+TOLERANCE = 4
+"""a value has changed if it differs by more than this many machine epsilons of the largest one; masks are exact"""
+FILL_RATIO = 1e6
+"""values larger than all changed ones by this factor count as fill values, such as -1e9 for excluded ids"""
 Inputs = dict[str, Tensor]
 Masks = Mapping[str, tuple[MaskConvention, Tensor]]
 """by parameter: the convention, and the mask (B,Q,K) itself, True = may attend"""
@@ -52,6 +62,8 @@ class CallPlan:
     batch_first: bool = True
     scalar_outputs: bool = False
     """whether an output is a single number: outputs are (B,L)"""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """arguments that never change: those of the caller that are no sequences, and the offset of the first token"""
 
     def masked_sequence(self, mask: str) -> str:
         """The sequence whose tokens a mask hides. A causal mask always applies to the main sequence."""
@@ -67,6 +79,8 @@ class ModuleUnderTest:
     parameters: list[Parameter]
     native_dtype: torch.dtype
     """the dtype of the user's module"""
+    unused_model: nn.Module
+    """a copy that has never been called"""
     float64_error: str = ""
     """the error in float64, if the module runs only in its native dtype"""
 
@@ -115,6 +129,7 @@ class ModuleUnderTest:
         arguments |= dict.fromkeys(self.plan.none_args)
         arguments |= dict.fromkeys(self.plan.flags, True)
         batch_size = len(next(iter(inputs.values())))
+        arguments |= {name: repeated(x, batch_size, self.dtype) for name, x in self.plan.constants.items()}
         combined = {
             name: (convention, self.plan_mask(name, batch_size)) for name, convention in self.plan.masks.items()
         }
@@ -151,6 +166,7 @@ class ModuleUnderTest:
             arguments.append(f"{name}={kind.describe(shape)}")
         arguments += [f"{name}={plan.main}" for name in plan.aliases]
         arguments += [f"{name}=True" for name in plan.flags]
+        arguments += [f"{name}={'given' if isinstance(x, Tensor) else x}" for name, x in plan.constants.items()]
         for name, convention in plan.masks.items():
             arguments.append(f"{name}={'causal' if name in plan.causal_masks else 'all visible'} {convention}")
         return f"forward({'; '.join(arguments)}), eval(), {str(self.dtype).removeprefix('torch.')}"
@@ -196,13 +212,39 @@ def dependency(
     return Dependency(torch.stack(columns, dim=1), is_finite)
 
 
+def output_change(before: Tensor, after: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+    """The largest change of each output, (B,Q,...) -> (B,Q), or (B,V) -> (B,1); 0 for rounding errors.
+
+    NaN in both is no change; NaN in one of them is an infinite change.
+    """
+    if before.dim() < 3:
+        before, after = before[:, None], after[:, None]
+    finite = before.isfinite() & after.isfinite()
+    difference = (after - before).abs().masked_fill(~finite, torch.inf)
+    difference = difference.masked_fill((before == after) | (before.isnan() & after.isnan()), 0.0).flatten(2)
+    size = torch.maximum(before.abs(), after.abs()).where(finite, 0.0).flatten(2)
+    if not difference.any():
+        return difference.amax(-1)
+    fill_size = FILL_RATIO * size[difference > 0].max()
+    threshold = tolerance * torch.finfo(before.dtype).eps * size[size <= fill_size].max()
+    return difference.where(difference > threshold, 0.0).amax(-1)
+
+
 def approximate_change(before: Tensor, after: Tensor) -> Tensor:
     """output_change() for sums in another order, of a module that may compute in float32 internally."""
     return output_change(before.float(), after.float(), FLOAT32_TOLERANCE)
 
 
+def repeated(x: Any, batch_size: int, dtype: torch.dtype) -> Any:
+    """A given argument for this number of examples."""
+    if not isinstance(x, Tensor) or not x.dim():
+        return x
+    x = x[torch.arange(batch_size) % len(x)]
+    return x.to(dtype if x.is_floating_point() else x.dtype, copy=True)
+
+
 def seeded_generator(seed: int, stream: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(1000 * seed + stream)
+    return torch.Generator().manual_seed(SEEDS_PER_BATCH * seed + stream)
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from clearhead.insight.doctor.causality import Operation, first_mixing
 from clearhead.insight.doctor.inputs import (
     COMBINED_SHAPES,
     LENGTHS,
@@ -33,12 +34,14 @@ from clearhead.insight.doctor.module_under_test import (
     dependency,
     isolated_state,
     main_output,
+    output_change,
 )
 from clearhead.insight.doctor.report import Finding
 from clearhead.insight.doctor.scores import attention_patterns
-from clearhead.insight.leaks import output_change
 
 PADDING, FULLY_MASKED = "padding", "fully masked rows"
+LOCAL_OPERATIONS = ("conv", "pad", "cat", "roll", "unfold", "avg_pool", "max_pool", "fft", "__getitem__")
+"""operations that mix neighbors in models whose authors accept it, as ConvBERT's and MobileBERT's do"""
 NO_MASK = "neither a mask nor a padding id was found for {}"
 EMPTY_SOFTMAX = "a softmax over no keys; return zeros for such rows, or mask with torch.finfo(dtype).min"
 EMPTY_MEAN = "attention is finite, so is it a mean over no tokens? Divide by their number with clamp(min=1)"
@@ -46,8 +49,8 @@ TORCH_NN_NAN = (
     "NaN where a query may attend to no key: nn.MultiheadAttention does this when it returns weights; "
     "need_weights=False gives zeros"
 )
-MAX_ADDED_TOKENS = 2
-"""such as a class token; an output with a larger difference in length does not have one row per token"""
+MAX_ADDED_TOKENS, MAX_DROPPED_TOKENS = 16, 2
+"""class tokens and registers; an output with a larger difference in length does not have one row per token"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def candidate_conventions(module: ModuleUnderTest, group: MaskGroup) -> list[Mas
     if roles == {"lengths"}:
         return [LENGTHS]
     shapes = COMBINED_SHAPES if set(group.names) & set(module.plan.causal_masks) else PADDING_SHAPES
-    return list(mask_conventions((*shapes, "(Q,K)") if roles == {"attention"} else shapes))
+    return list(mask_conventions((*shapes, "(Q,K)") if roles == {"attention"} else shapes, group.names))
 
 
 def find_convention(module: ModuleUnderTest, group: MaskGroup) -> tuple[MaskGroup, list[Trial]]:
@@ -155,7 +158,7 @@ def token_outputs(amounts: Tensor, masked: list[int], length: int) -> dict[int, 
     """The output of each token, by position. A module may add or drop a few tokens (a class token) at either end: the
     offset is the one with the smallest leak."""
     extra = len(amounts) - length
-    if abs(extra) > MAX_ADDED_TOKENS or len(amounts) == 1:
+    if not -MAX_DROPPED_TOKENS <= extra <= MAX_ADDED_TOKENS or len(amounts) == 1:
         return {}
     candidates = []
     for offset in range(min(0, extra), max(0, extra) + 1):
@@ -238,18 +241,31 @@ def group_finding(module: ModuleUnderTest, group: MaskGroup, trials: list[Trial]
         return Finding(PADDING, "not checked", text)
     trial = most_relevant(trials, group)
     if trial.has_no_effect or all(other.has_no_effect for other in trials):
-        return Finding(PADDING, "fault", f"no effect of {group}: the mask does not reach the attention scores")
+        text = f"no effect of {group}: the mask does not reach the attention scores"
+        return Finding(PADDING, "fault" if attention_patterns(module) else "warning", text)
     if not trial.leak.is_finite:
         text = f"the output is not finite when {group} masks two tokens ({trial.convention}): {EMPTY_SOFTMAX}"
         return Finding(PADDING, "fault", text)
     if not trial.leak.amounts.any():
         text = f"with {group}, no token affects any other output: is there any attention?"
         return Finding(PADDING, "warning", text)
-    text = leak_text(module, group, trial)
+    text, operation = leak_text(module, group, trial)
+    is_local = operation is not None and operation.name.startswith(LOCAL_OPERATIONS)
+    if is_local or (trial.leak.amounts.shape[0] > 1 and masks_attention(module, group, trial.convention)):
+        return Finding(PADDING, "warning", f"{text}; set padding to zero before it, unless the model is meant so")
     if hides_cross_attention_only(module, group):
         text += f"; or is {group} not meant for padding? The encoder takes no mask"
         return Finding(PADDING, "warning", text)
     return Finding(PADDING, "fault", text)
+
+
+def masks_attention(module: ModuleUnderTest, group: MaskGroup, convention: MaskConvention) -> bool:
+    """Whether no attention weight reaches a masked token, so that padding leaks elsewhere."""
+    length = module.plan.lengths[group.sequence]
+    masked = masked_positions(length, convention)
+    patterns = attention_patterns(module, group.masks(visible_except(masked, length), convention))
+    weights = [pattern.weights for pattern in patterns if pattern.weights.shape[-1] == length]
+    return bool(weights) and not any(w[..., masked].any() for w in weights)
 
 
 def most_relevant(trials: list[Trial], group: MaskGroup) -> Trial:
@@ -259,20 +275,26 @@ def most_relevant(trials: list[Trial], group: MaskGroup) -> Trial:
     return min(effective, key=lambda trial: (not trial.leak.is_finite, float(trial.leak.amounts.sum())))
 
 
-def leak_text(module: ModuleUnderTest, group: MaskGroup, trial: Trial) -> str:
-    """The output that changes most, why, and how to fix it."""
+def leak_text(module: ModuleUnderTest, group: MaskGroup, trial: Trial) -> tuple[str, Operation | None]:
+    """The output that changes most, why, and how to fix it; and the operation where the padding leaks first."""
     amounts, length = trial.leak.amounts, module.plan.lengths[group.sequence]
     output, column = divmod(int(amounts.argmax()), amounts.shape[1])
     masked = masked_positions(length, trial.convention)
     evidence = f"output {output} changes by {amounts.max().item():.2g} when the masked token {masked[column]} changes"
-    patterns = attention_patterns(module, group.masks(visible_except(masked, length), trial.convention))
+    inputs, masks = module.sample_inputs(0), group.masks(visible_except(masked, length), trial.convention)
+    changed = module.replace_tokens(inputs, group.sequence, (slice(None), masked[column]))
+    operation = first_mixing(module, inputs, changed, torch.arange(length) != masked[column], masks)
+    if operation is None and group.sequence != module.plan.main:
+        operation = first_mixing(module, inputs, changed, torch.ones(module.length, dtype=torch.bool), masks)
+    patterns = attention_patterns(module, masks)
     late = [pattern for pattern in patterns if pattern.is_masked_after_softmax]
     if late:
         low = late[0].row_sums[0]
         cause = f"the mask is applied after the softmax (rows sum to {low:.2f}, not 1); mask the scores before it"
     else:
-        cause = f"padding leaks through {group}; mask keys (columns), in every layer and in pooling"
-    return f"{evidence}: {cause}"
+        place = f", first in {operation}" if operation else ""
+        cause = f"padding leaks through {group}{place}; mask keys (columns), in every layer and in pooling"
+    return f"{evidence}: {cause}", operation
 
 
 def hides_cross_attention_only(module: ModuleUnderTest, group: MaskGroup) -> bool:
@@ -302,7 +324,8 @@ def check_padding_id(module: ModuleUnderTest, name: str) -> Finding | None:
     if not change.any():
         return Finding(PADDING, "fine", f"{extra} changes no output")
     text = f"output {int(change.argmax())} changes by {change.max().item():.2g} with {extra}"
-    return Finding(PADDING, "fault", f"{text}: padding leaks; mask the keys where {name} == {kind.padding_id}")
+    text += f": padding leaks; mask the keys where {name} == {kind.padding_id}"
+    return Finding(PADDING, "fault" if attention_patterns(module) else "warning", text)
 
 
 def check_fully_masked_rows(module: ModuleUnderTest, groups: list[MaskGroup]) -> Finding:

@@ -14,6 +14,10 @@ SEVERITY: tuple[Verdict, ...] = ("fault", "warning", "note", "not checked", "fin
 """the worst first"""
 
 
+ANCHORS = {"scale": "scale-keys-and-queries", "keys and queries": "scale-keys-and-queries"}
+"""paragraphs that describe more than one check"""
+
+
 @dataclass(frozen=True)
 class Finding:
     """The verdict of one check.
@@ -24,7 +28,12 @@ class Finding:
     check: str
     verdict: Verdict
     text: str
-    """one line: what is wrong, the evidence, and how to fix it"""
+    """one line: what is wrong, the evidence (which token changed, what moved, by how much), and how to fix it"""
+
+    @property
+    def docs(self) -> str:
+        """The paragraph of the documentation about this check."""
+        return f"docs/doctor.md#{ANCHORS.get(self.check, self.check.replace(' ', '-'))}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,8 +72,13 @@ class Report:
             "faults": len(self.faults),
             "warnings": len(self.warnings),
             "notes": len(self.notes),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [{**asdict(finding), "docs": finding.docs} for finding in self.findings],
         }
+
+    def links(self) -> str:
+        """One line with the paragraphs about the faults and warnings; empty if there are none."""
+        links = dict.fromkeys(finding.docs for finding in (*self.faults, *self.warnings))
+        return f"see {', '.join(links)}" if links else ""
 
     def summary(self) -> str:
         counts = [count(len(self.faults), "fault"), count(len(self.warnings), "warning")]
@@ -73,7 +87,7 @@ class Report:
     def __str__(self) -> str:
         size = max((len(finding.check) for finding in self.findings), default=0)
         lines = [f"{finding.verdict:11}  {finding.check:{size}}  {finding.text}" for finding in self.findings]
-        return "\n".join([f"{self.module}: {self.call}", "", *lines, "", self.summary()])
+        return "\n".join([f"{self.module}: {self.call}", "", *lines, "", self.summary(), *filter(None, [self.links()])])
 
     def __repr__(self) -> str:
         return printable(self, keep="\n")
@@ -81,7 +95,12 @@ class Report:
     def _repr_html_(self) -> str:
         rows = [(finding.verdict, finding.check, finding.text) for finding in self.findings]
         title = f"{self.module}: {self.call}"
-        return html_table(["verdict", "check", "finding"], rows, caption=title, footer=self.summary())
+        return html_table(
+            ["verdict", "check", "finding"],
+            rows,
+            caption=title,
+            footer="; ".join(filter(None, [self.summary(), self.links()])),
+        )
 
 
 def count(n: int, noun: str) -> str:

@@ -54,8 +54,8 @@ export function meanAttention(layers, readout) {
 }
 
 /**
- * Attention rollout (Abnar & Zuidema 2020) from the output to each patch (P): the product of (A + I) / 2 over the layers,
- * with A the mean over a layer's heads. A row without any weight is left unchanged.
+ * Attention rollout (Abnar & Zuidema 2020) from the output to each patch (P): the product of (A + I) / 2 over the
+ * layers, with A the mean over a layer's heads. A row without any weight is left unchanged.
  * @param {LayerWeights[]} layers
  * @param {Readout} readout
  * @returns {Float32Array}
@@ -65,8 +65,8 @@ export function rolloutAttention(layers, readout) {
 }
 
 /**
- * Relevance (Chefer et al. 2021) of each patch (P) for the logit of a class: the product of I + C over the layers, with C
- * the mean over heads of the positive part of A * dA.
+ * Relevance (Chefer et al. 2021) of each patch (P) for the logit of a class: the product of I + C over the layers, with
+ * C the mean over heads of the positive part of A * dA.
  * @param {Vision} vision
  * @param {Uint8Array} pixels
  * @param {Edits} edits

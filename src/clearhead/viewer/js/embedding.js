@@ -1,8 +1,8 @@
 /**
  * From pixels to tokens: patch embeddings (patch, conv, conv-stem) and position embeddings on a grid.
  *
- * Images are (height, width, C) here, channels last, so that the neighbors of a pixel lie side by side in memory and the
- * result of the last convolution is the matrix of tokens (P,E).
+ * Images are (height, width, C) here, channels last, so that the neighbors of a pixel lie side by side in memory and
+ * the result of the last convolution is the matrix of tokens (P,E).
  */
 
 import { applyLinear, matmul, matrixView } from "./tensors.js";

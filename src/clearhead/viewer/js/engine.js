@@ -25,9 +25,9 @@ export const noEdits = Object.freeze({ heads: [], hiddenPatches: [], maskedPatch
 /**
  * An engine for a description of kind "model". Throws an Error if the weights do not fit the config.
  *
- * It computes in the Worker that `spawnWorker` returns. Until the Worker is ready, passes are computed on the main thread,
- * so that the first one does not wait. Without a Worker (if `spawnWorker` returns null or throws, or if the Worker fails
- * to start), everything is.
+ * It computes in the Worker that `spawnWorker` returns. Until the Worker is ready, passes are computed on the main
+ * thread, so that the first one does not wait. Without a Worker (if `spawnWorker` returns null or throws, or if the
+ * Worker fails to start), everything is computed there.
  * @param {{description: Description, tensors: Tensors, spawnWorker?: (() => Worker | null) | null}} options
  * @returns {Engine}
  */
@@ -154,7 +154,8 @@ export function createTraceEngine(description, tensors) {
       }
       const [, heads, queries, keys] = tensor.shape;
       const size = heads * queries * keys;
-      return { name, heads, queries, keys, weights: Float32Array.from(tensor.data.subarray(index * size, (index + 1) * size)) };
+      const weights = Float32Array.from(tensor.data.subarray(index * size, (index + 1) * size));
+      return { name, heads, queries, keys, weights };
     });
   }
 

@@ -1,8 +1,8 @@
 /**
  * The backward pass of the vision transformer: the gradient of one logit with respect to every attention weight.
  *
- * Parameters get no gradients. Each function takes the gradient of its output and returns that of its input; the forward
- * pass has left all values in its workspace.
+ * Parameters get no gradients. Each function takes the gradient of its output and returns that of its input; the
+ * forward pass has left all values in its workspace.
  * Letters for shapes: H heads, G heads of keys and values, Q queries, K keys, L tokens, D head width, E width.
  */
 
@@ -17,7 +17,7 @@ import { erf, matmul, matrixView, rowMoments, sigmoid, transpose } from "./tenso
 /** @typedef {import("./vit.js").MlpState} MlpState */
 /** @typedef {import("./vit.js").VisionPass} VisionPass */
 
-/** @typedef {{queries: number, keys: number, data: Float32Array}} Contribution mean over heads of relu(A * dA): (Q,K) */
+/** @typedef {{queries: number, keys: number, data: Float32Array}} Contribution mean of relu(A * dA) over heads (Q,K) */
 
 /**
  * The backward pass from the logit of a class. The pass must be the last one in its workspace.
@@ -30,8 +30,10 @@ import { erf, matmul, matrixView, rowMoments, sigmoid, transpose } from "./tenso
 export function backward(vision, pass, target) {
   const dLogits = new Float32Array(vision.classes);
   dLogits[target] = 1;
-  const { head } = vision;
-  const dPooled = pass.head === null ? linearGradient(/** @type {LinearLayer} */ (head), dLogits) : mlpGradient(pass.head, dLogits);
+  const dPooled =
+    pass.head === null
+      ? linearGradient(/** @type {LinearLayer} */ (vision.head), dLogits)
+      : mlpGradient(pass.head, dLogits);
   /** @type {Contribution[]} */
   const contributions = [];
   let dx = normGradient(vision.norm, lastOutput(pass), poolGradient(vision, pass, dPooled, contributions));
@@ -95,8 +97,8 @@ function blockGradient(state, dOut, contributions) {
 /**
  * @param {AttentionState} state
  * @param {Float32Array} dOut (Q,E)
- * @returns {{dX: Float32Array, dSource: Float32Array, contribution: Contribution}} gradients of the inputs of the queries
- *   (Q,E), and of keys and values (K,E)
+ * @returns {{dX: Float32Array, dSource: Float32Array, contribution: Contribution}} gradients of the inputs of
+ *   queries (Q,E), and of keys and values (K,E)
  */
 function attentionGradient(state, dOut) {
   const { layer, controls, queries, keys, q, k, v, weights } = state;

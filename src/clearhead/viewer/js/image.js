@@ -104,8 +104,8 @@ function shiftInside(start, length, size) {
 }
 
 /**
- * A picture as the model takes it, as `clearhead predict` does: "pad" pads it with the color of its border, "crop" takes
- * the largest part of the right shape in the middle, and "stretch" stretches it. Transparent parts become white.
+ * A picture as the model takes it, as `clearhead predict` does: "pad" pads it with the color of its border, "crop"
+ * takes the largest part of the right shape in the middle, and "stretch" stretches it. Transparent parts become white.
  * @param {Bytes} rgba (height,width,4), as getImageData returns it
  * @param {number} width
  * @param {number} height

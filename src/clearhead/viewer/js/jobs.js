@@ -6,7 +6,14 @@
  */
 
 import { copyHeadSteps } from "./attention.js";
-import { headEffectSteps, meanAttention, occlusionSteps, readoutOf, relevanceOf, rolloutAttention } from "./attribution.js";
+import {
+  headEffectSteps,
+  meanAttention,
+  occlusionSteps,
+  readoutOf,
+  relevanceOf,
+  rolloutAttention,
+} from "./attribution.js";
 import { Workspace } from "./tensors.js";
 import { runVision } from "./vit.js";
 

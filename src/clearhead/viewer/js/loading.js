@@ -75,7 +75,8 @@ class WeightReader {
     const fits = tensor.shape.length === shape.length && shape.every((n, i) => n === null || n === tensor.shape[i]);
     if (!fits || !(tensor.data instanceof Float32Array)) {
       const expected = shape.map((n) => n ?? "any").join(", ");
-      throw new Error(`model.${name} must be floating point of shape (${expected}), got shape (${tensor.shape.join(", ")})`);
+      const received = tensor.shape.join(", ");
+      throw new Error(`model.${name} must be floating point of shape (${expected}), got shape (${received})`);
     }
     return { shape: tensor.shape, data: tensor.data };
   }
@@ -268,7 +269,10 @@ function loadPatchEmbed(reader) {
   const numStages = Math.round(Math.log2(size));
   const convolutions = Array.from({ length: numStages }, (_, i) => {
     const name = `patch_embed.stages.${i}`;
-    const conv1 = kind === "conv" ? reader.convolution(name, inputs, 2, true) : reader.convolution(`${name}.conv1`, inputs, 1, false);
+    const conv1 =
+      kind === "conv"
+        ? reader.convolution(name, inputs, 2, true)
+        : reader.convolution(`${name}.conv1`, inputs, 1, false);
     inputs = conv1.outputs;
     return { name, conv1 };
   });

@@ -65,7 +65,8 @@ export function headDiagonality(layer) {
  * @returns {{entropy: Float32Array, distance: Float32Array, diagonality: Float32Array}}
  */
 export function headStatistics(layer, grid, prefix) {
-  return { entropy: headEntropy(layer), distance: headDistance(layer, grid, prefix), diagonality: headDiagonality(layer) };
+  const distance = headDistance(layer, grid, prefix);
+  return { entropy: headEntropy(layer), distance, diagonality: headDiagonality(layer) };
 }
 
 /**

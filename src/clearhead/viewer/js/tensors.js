@@ -240,7 +240,7 @@ const ERF_END = 6;
 const ERF_SLOPES = Float64Array.from({ length: ERF_STEPS * ERF_END + 1 }, (_, i) => {
   return (2 / Math.sqrt(Math.PI)) * Math.exp(-((i / ERF_STEPS) ** 2));
 });
-/** erf at the same positions: its slope times x + 2x³/3 + 4x⁵/15 + ..., whose terms are positive and cannot cancel */
+/** erf at the same positions: its slope times x + 2x³/3 + 4x⁵/15 + ..., whose terms are positive */
 const ERF_VALUES = ERF_SLOPES.map((slope, i) => {
   const x = i / ERF_STEPS;
   let term = x;

@@ -94,8 +94,8 @@ export function attentionLayers(vision) {
 const EMBEDDED_IMAGES = new WeakMap();
 
 /**
- * The tokens that enter the first block: (L,E), before and after the norm of the embeddings. They are computed again only
- * if the image has changed: edits of heads, masks and beta come later.
+ * The tokens that enter the first block: (L,E), before and after the norm of the embeddings. They are computed again
+ * only if the image has changed: edits of heads, masks and beta come later.
  * @param {Vision} vision
  * @param {Uint8Array} pixels (C,height,width)
  * @param {Edits} edits
