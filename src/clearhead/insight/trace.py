@@ -12,7 +12,7 @@
 Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width of values.
 """
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -23,17 +23,17 @@ from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
 from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
+from clearhead.insight.trace_page import notebook_page, save_page
 from clearhead.messages import html_table, printable
-from clearhead.viewer import Description, LayerInfo, document, static_image, trace_view, viewer_frame
+from clearhead.viewer import Description
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
 CHUNK = 2**20
 """the number of weights computed at a time"""
-MAX_HTML_BYTES, MAX_NOTEBOOK_BYTES = 64_000_000, 6_000_000
-"""of the maps in an HTML file, and in the output of a notebook cell; layers that do not fit are left out"""
+MAX_HTML_BYTES = 64_000_000
+"""of the maps in an HTML file; layers that do not fit are left out"""
 TABLE_HEADER = ["name", "kernel", "heads", "queries x keys", "note"]
 RIGHT_ALIGNED = {2, 3}
 
@@ -165,23 +165,6 @@ class AttentionRecord:
         size = f"{self.num_heads} heads, {self.num_queries} x {self.num_keys}"
         return printable(f"{self.name}: {self.kernel}, {size}" + (f" ({self.note})" if self.note else ""))
 
-    def info(self, batch: int) -> LayerInfo:
-        """For the viewer. Windows, several of which belong to one example of the batch, count as heads."""
-        heads = self.batch * self.num_heads // batch
-        return LayerInfo(
-            name=self.name,
-            kernel=self.kernel,
-            heads=heads,
-            queries=self.num_queries,
-            keys=self.num_keys,
-            note=self.note,
-        )
-
-    def maps(self, batch: int) -> "Callable[[], np.ndarray]":
-        """Computes the weights (B,H,Q,K) of all heads that `info` counts."""
-        shape = (batch, -1, self.num_queries, self.num_keys)
-        return lambda: self.weights().detach().float().cpu().numpy().reshape(shape)
-
     def row(self) -> list[str]:
         """The cells of this record in the table of its trace: TABLE_HEADER."""
         return [self.name, self.kernel, str(self.num_heads), f"{self.num_queries} x {self.num_keys}", self.note]
@@ -291,11 +274,6 @@ class AttentionTrace:
         and columns of patches, and `num_prefix_tokens` stand before them. For a sequence, `tokens` are its labels.
         Layers that do not fit into `max_bytes` are left out, and the page lists them.
         """
-        from clearhead.files import write_atomic
-
-        path = Path(path)
-        if path.suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"the viewer is saved as .html, got {path.name!r}; try {path.stem}.html")
         description = Description(
             kind="trace",
             title=title,
@@ -305,30 +283,7 @@ class AttentionTrace:
             num_prefix_tokens=num_prefix_tokens,
             tokens=None if tokens is None else tuple(tokens),
         )
-        page = document(*self.view(description, max_bytes, image), title=f"{title} · Clearhead")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, page.encode())
-        return path
-
-    def view(self, description: Description, max_bytes: int, image: Tensor | None = None) -> tuple[Description, bytes]:
-        """What the viewer shows: the description with the layers that fit, and the bytes of a safetensors file."""
-        records = [record for record in self.values() if record.num_queries and record.num_keys and record.batch]
-        batch = min((record.batch for record in records), default=1)
-        pixels = image[None] if image is not None and image.dim() == 3 else image
-        if pixels is not None and (pixels.dtype != torch.uint8 or pixels.dim() != 4 or len(pixels) != batch):
-            raise ValueError(
-                f"image must be uint8 (C,height,width), or (B,C,height,width) for a batch of {batch}, "
-                f"got {pixels.dtype} of shape {tuple(pixels.shape)}"
-            )
-        output = self.output if isinstance(self.output, Tensor) and self.output.dim() == 2 else None
-        return trace_view(
-            [(record.info(batch), record.maps(batch)) for record in records],
-            batch,
-            max_bytes,
-            description,
-            pixels=None if pixels is None else pixels.cpu().numpy(),
-            logits=None if output is None or len(output) != batch else output.detach().float().cpu().numpy(),
-        )
+        return save_page(self, Path(path), description, max_bytes, image)
 
     def __repr__(self) -> str:
         lines = [[printable(cell) for cell in record.row()] for record in self.values()]
@@ -338,11 +293,7 @@ class AttentionTrace:
     def _repr_html_(self) -> str:
         rows = [record.row() for record in self.values()]
         table = html_table(TABLE_HEADER, rows, footer=self.footer, right=RIGHT_ALIGNED)
-        shown, tensors = self.view(Description(kind="trace", title="Attention", source="trace"), MAX_NOTEBOOK_BYTES)
-        if not shown.layers:
-            return table
-        image = static_image([self[layer.name].weights()[0].detach().float().cpu().numpy() for layer in shown.layers])
-        return viewer_frame(document(shown, tensors, title="Attention"), image) + table
+        return notebook_page(self) + table
 
     @property
     def footer(self) -> str:

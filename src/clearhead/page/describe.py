@@ -19,7 +19,7 @@ from clearhead.messages import printable
 from clearhead.models.config import VisionConfig
 from clearhead.tasks.images import ImageTask
 from clearhead.training.run_summary import error_text
-from clearhead.viewer import Description, InputSpec, LayerInfo, document, pack_tensors, to_half
+from clearhead.viewer import Description, InputSpec, document, pack_tensors, to_half
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,6 +84,7 @@ def describe_vision(
     import torch
 
     from clearhead.insight.trace import look
+    from clearhead.insight.trace_page import layer_info
 
     with torch.no_grad():
         trace = look(model, torch.zeros(1, spec.channels, spec.height, spec.width))
@@ -96,17 +97,7 @@ def describe_vision(
         classes=tuple(classes) if len(classes) == config.num_classes else (),
         grid=config.grid,
         num_prefix_tokens=(config.pooling == "cls") + config.num_register_tokens,
-        layers=tuple(
-            LayerInfo(
-                name=name,
-                kernel=record.kernel,
-                heads=record.num_heads,
-                queries=record.num_queries,
-                keys=record.num_keys,
-                note=record.note,
-            )
-            for name, record in trace.items()
-        ),
+        layers=tuple(layer_info(record) for record in trace.values()),
         config=config.to_dict(),
     )
 

@@ -21,9 +21,10 @@ from clearhead.insight.attribution import mean_attention, relevance, rollout
 from clearhead.insight.calls import AttentionCall, Rows, SDPACall, select_heads
 from clearhead.insight.capture import capture_attention
 from clearhead.insight.trace import AttentionRecord, AttentionTrace, look
+from clearhead.insight.trace_page import layer_info
 from clearhead.nn.attention import in_float32, softargmax
 from clearhead.validation import check_choice, is_number
-from clearhead.viewer import InputSpec, LayerInfo
+from clearhead.viewer import InputSpec
 
 Method = Literal["mean", "rollout", "relevance", "occlusion"]
 Steps = Generator[None, None, dict[str, np.ndarray]]
@@ -108,7 +109,7 @@ class LiveModel:
             trace = self.trace(blank[None], Edits())
         self.num_classes = logits_of(trace.output).shape[1]
         self.layers = tuple(layer_info(record) for record in trace.values())
-        self.unresolved = tuple(getattr(trace, "unresolved", ()))
+        self.unresolved = tuple(map(str, getattr(trace, "unresolved", ())))
         self.grid, self.num_prefix_tokens = find_grid(trace, spec, patch_size)
         if self.grid is not None:
             self.spec = replace(spec, patch_size=spec.height // self.grid[0])
@@ -319,21 +320,6 @@ def logits_of(output: Any) -> Tensor:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(f"the page shows classifiers, whose output is (images, classes), got {shape}")
     return output
-
-
-def layer_info(record: AttentionRecord) -> LayerInfo:
-    note = record.note
-    if record.batch > 1:
-        windows = f"{record.batch} windows of {record.num_heads} heads"
-        note = f"{note}; {windows}" if note else windows
-    return LayerInfo(
-        name=record.name,
-        kernel=record.kernel,
-        heads=record.batch * record.num_heads,
-        queries=record.num_queries,
-        keys=record.num_keys,
-        note=note,
-    )
 
 
 def flat_heads(x: Tensor) -> Tensor:
