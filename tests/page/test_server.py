@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+import webbrowser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from clearhead import page
 from clearhead.cli import main as cli
 from clearhead.page import BusyError, Page, Turns
 from clearhead.page.models import SHIPPED, Catalog, Target, run_id
@@ -75,9 +77,9 @@ def models_of(client):
 
 
 def test_the_page_and_its_files(client):
-    page = client.get("/")
-    assert page.headers["content-type"].startswith("text/html")
-    assert b"js/host.js" in page.body
+    answer = client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert b"js/host.js" in answer.body
     for name in asset_names():
         answer = client.get(f"/{name}")
         kind = "text/javascript" if name.endswith(".js") else "text/css"
@@ -460,3 +462,76 @@ def test_an_unexpected_error_is_one_line_and_no_end(home, serve, monkeypatch, ca
         assert b"broken" not in answer.body
         assert client.get("/").status == 200
     assert isinstance(Page(Catalog()).html, str)
+
+
+# Runs of the user's own module
+
+
+def test_a_run_of_fit_is_shown_with_its_module(home, serve):
+    import torch
+
+    import clearhead
+    from clearhead.insight.doctor.loading import load as load_module
+
+    model = load_module("page_test_module.py:Classifier", home)
+    images, labels = torch.rand(16, 1, 8, 8), torch.arange(16) % 3
+    clearhead.fit(model, (images, labels), epochs=1, batch_size=8, dir="runs/fitted", quiet=True)
+    with serve(Catalog()) as client:
+        (listed,) = [model for model in models_of(client).values() if model["title"] == "fitted"]
+        assert "--model FILE.py:NAME" in listed["problem"]
+    target = Target(run=Path("runs/fitted"), module="page_test_module.py:Classifier")
+    with serve(Catalog(target)) as client:
+        pixels = np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8)
+        answer = client.post("/api/models/opened/run", call({"call": "run"}, pixels.tobytes()))
+        with torch.no_grad():
+            expected = clearhead.open_run("runs/fitted", model=model).model(torch.from_numpy(pixels) / 255)
+        np.testing.assert_allclose(load(answer.body)["logits"], expected[0].numpy(), atol=1e-5)
+
+
+# The command
+
+
+@pytest.mark.parametrize("name", ["reverse", "sum", "odd-one-out"])
+def test_a_run_of_sequences_names_the_command_that_shows_it(name, trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["open", str(trained / name), "--no-browser"]) == 2
+    command = capsys.readouterr().err.partition("try: clearhead ")[2].split()
+    assert cli.main(command) == 0
+    assert (tmp_path / "attention.html").exists()
+
+
+def test_a_busy_port_is_reported(client, capsys):
+    assert cli.main(["open", "--no-browser", "--port", str(client.port)]) == 1
+    assert f"127.0.0.1:{client.port}" in capsys.readouterr().err
+
+
+def test_other_machines_are_warned_about(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("clearhead.page.serve", lambda catalog, announce, **options: announce("http://x:99/?token=y"))
+    assert cli.main(["open", "--host", "192.168.1.5"]) == 0
+    warning = capsys.readouterr().err
+    for word in ("192.168.1.5", "99", "models", "test images", "not encrypted"):
+        assert word in warning
+    assert cli.main(["open", "--host", "127.0.0.2"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("browser", [True, False])
+def test_the_browser_is_opened_with_a_link_for_one_use(browser, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    opened_links, printed, servers = [], [], []
+    create = page.create_server
+    monkeypatch.setattr(webbrowser, "open", opened_links.append)
+    monkeypatch.setattr(page, "create_server", lambda *args: servers.append(create(*args)) or servers[0])
+    options = {"host": "127.0.0.1", "port": 0, "browser": browser, "announce": printed.append}
+    thread = threading.Thread(target=page.serve, args=(Catalog(),), kwargs=options)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not (printed and len(opened_links) == browser):
+        time.sleep(0.02)
+    servers[0].should_exit = True
+    thread.join()
+    assert len(opened_links) == browser
+    for link in opened_links:
+        assert link != printed[0]
+        assert link.partition("?")[0] == printed[0].partition("?")[0]

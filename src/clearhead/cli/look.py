@@ -91,6 +91,9 @@ def look(argv: Sequence[str]) -> None:
     options.add_argument("--html", metavar="FILE", type=Path, help="write one interactive HTML file instead of figures")
     args = options.parse(argv)
     check_one_input(args)
+    if args.html is not None and (args.training_dynamics or args.out is not None):
+        other = "--training-dynamics" if args.training_dynamics else "--out"
+        raise ValueError(f"--html writes one page instead of figures, got {other} as well")
     if args.training_dynamics:
         from clearhead.inference.explain import plot_training_dynamics
 
@@ -271,15 +274,18 @@ def open_page(argv: Sequence[str]) -> None:
         raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
 
     from clearhead.page import is_loopback, serve
-    from clearhead.page.models import Catalog, Target
+    from clearhead.page.models import Catalog, Target, problem_of
+    from clearhead.training.run_summary import summarize
 
     is_module = args.target is not None and is_module_path(args.target)
     if args.model and (args.target is None or is_module):
         raise ValueError("--model names the module of a run; try: clearhead open RUN --model FILE.py:NAME")
     target = None
     if args.target is not None:
-        module = args.target if is_module else args.model
-        target = Target(None if is_module else find_run(args.target), module, image_shape(args.image))
+        path = None if is_module else find_run(args.target)
+        if path is not None and not args.model and (problem := problem_of(path, summarize(path))):
+            raise ValueError(problem)
+        target = Target(path, args.target if is_module else args.model, image_shape(args.image))
 
     def announce(link: str) -> None:
         if not is_loopback(args.host):

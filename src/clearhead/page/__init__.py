@@ -18,7 +18,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -259,7 +259,7 @@ def serve(catalog: Catalog, *, host: str, port: int, browser: bool, announce: Ca
         if browser:
             threading.Thread(target=webbrowser.open, args=(guard.link(once=True),), daemon=True).start()
 
-    with suppress(KeyboardInterrupt):
+    with closing(listener), suppress(KeyboardInterrupt):
         create_server(catalog, listener, host, on_start).run(sockets=[listener])
 
 

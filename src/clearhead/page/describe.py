@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clearhead.insight.trace import AttentionTrace
     from clearhead.models.vit import VisionTransformer
     from clearhead.tasks.report import Example
+    from clearhead.tasks.task import Task
 
 NUM_EXAMPLES = 150
 MAX_EXAMPLE_BYTES = 400_000
@@ -46,13 +47,19 @@ def describe_run(run: "Run") -> Description:
 
     task = run.task
     if not isinstance(run.model, VisionTransformer) or not isinstance(task, ImageTask) or run.normalize is None:
-        raise ValueError(
-            f"the page shows models of images so far, and {run.path} takes {run.task.input_kind}; "
-            f"try: clearhead look {run.path} --sample 0 --html attention.html"
-        )
+        raise ValueError(no_images(run.path, task))
     spec = vision_input(run.model.config, run.normalize.mean, run.normalize.std, draw=task.can_be_drawn)
     source = f"clearhead.open_run({str(run.path)!r}).model"
     return describe_vision(run.model, spec, title=printable(run.path.name), source=source, classes=run.classes)
+
+
+def no_images(path: Path, task: "Task") -> str:
+    """Why the page does not show a run, and what does."""
+    example = "--sample 0" if task.has_test else f"--{task.input_option} ..."
+    return (
+        f"The page shows models of images so far, and this run takes {task.input_kind}; "
+        f"try: clearhead look {path} {example} --html attention.html"
+    )
 
 
 def vision_input(config: VisionConfig, mean: Sequence[float], std: Sequence[float], *, draw: bool) -> InputSpec:

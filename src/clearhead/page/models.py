@@ -21,11 +21,13 @@ from clearhead.page.describe import (
     find_classes,
     find_input,
     find_patch_size,
+    no_images,
     pictures,
     run_examples,
     shipped,
     weights_of,
 )
+from clearhead.training.checkpoint import saved_steps
 from clearhead.training.config import RunConfig
 from clearhead.training.run_directory import BEST, CONFIG, RUNS
 from clearhead.training.run_summary import RunSummary, summarize
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from clearhead.inference.run import Run
     from clearhead.page.live import LiveModel
 
-SHIPPED = "shipped"
+SHIPPED, OPENED = "shipped", "opened"
 SHIPPED_TITLE = "Handwritten digits (shipped with Clearhead)"
 MAX_BROWSER_WORK = 5 * 10**8
 """parameters times tokens of a model that the browser runs, which takes about a second; larger ones are run here"""
@@ -77,7 +79,7 @@ class Target:
 
     @property
     def id(self) -> str:
-        return run_id(self.run) if self.run is not None and not self.module else "opened"
+        return run_id(self.run) if self.run is not None and not self.module else OPENED
 
 
 @dataclass
@@ -96,41 +98,39 @@ class Catalog:
     def models(self) -> list[Listed]:
         """The opened model, the shipped checkpoint, and all runs, newest first."""
         listed = [Listed(SHIPPED, SHIPPED_TITLE)]
-        if self.target is not None and self.target.id == "opened":
-            listed.insert(0, Listed("opened", printable(self.target.module or str(self.target.run))))
-        return listed + [listed_run(path, summary) for path, summary in self.listed_runs().items()]
+        if self.target is not None and self.target.id == OPENED:
+            listed.insert(0, Listed(OPENED, printable(self.target.module or str(self.target.run))))
+        runs = {path: summarize(path) for path in self.run_paths()}
+        newest = sorted(runs, key=lambda path: (run_id(path) != self.opened, -runs[path].changed, path.name))
+        return listed + [listed_run(path, runs[path]) for path in newest]
 
-    def listed_runs(self) -> dict[Path, RunSummary]:
-        folder = self.runs
-        names = os.listdir(folder) if folder.is_dir() else []
-        paths = [
-            folder / name for name in names if not name.startswith(".") and os.path.lexists(folder / name / CONFIG)
-        ]
+    def run_paths(self) -> list[Path]:
+        """The runs in runs/, and an opened one from elsewhere."""
+        names = os.listdir(self.runs) if self.runs.is_dir() else []
+        paths = [self.runs / name for name in names if not name.startswith(".")]
+        paths = [path for path in paths if os.path.lexists(path / CONFIG)]
         target = None if self.target is None or self.target.module else self.target.run
-        if target is not None and target not in paths:
-            paths.append(target)
-        summaries = {path: summarize(path) for path in paths}
-        return dict(sorted(summaries.items(), key=lambda item: (item[0] != target, -item[1].changed, item[1].name)))
+        return paths if target is None or target in paths else [target, *paths]
 
     def load(self, model_id: str) -> Loaded:
         """LookupError for an id that is not in the list; a run that has a newer checkpoint is loaded again."""
         if model_id == SHIPPED:
             return Loaded(*shipped())
-        if self.target is not None and model_id == self.target.id == "opened":
-            target, version = self.target, 0
+        if self.target is not None and model_id == self.target.id == OPENED:
+            target, key = self.target, (model_id, 0)
         else:
-            path = {run_id(path): path for path in self.listed_runs()}.get(model_id)
+            path = {run_id(path): path for path in self.run_paths()}.get(model_id)
             if path is None:
                 raise LookupError("this model is not in the list any more; reload the page")
-            target, version = Target(run=path), best_version(path)
+            target, key = Target(run=path), (model_id, best_version(path))
+        if (loaded := self.loaded.get(key)) is not None:
+            return loaded  # without waiting for another model that is being loaded
         with self.lock:
-            if (model_id, version) not in self.loaded:
+            if key not in self.loaded:
                 loaded = load_target(target)
-                self.loaded = {key: value for key, value in self.loaded.items() if key[0] != model_id}
-                while len(self.loaded) >= MAX_LOADED:
-                    del self.loaded[next(iter(self.loaded))]
-                self.loaded[model_id, version] = loaded
-            return self.loaded[model_id, version]
+                others = [(other, value) for other, value in self.loaded.items() if other[0] != model_id]
+                self.loaded = dict([*others[1 - MAX_LOADED :], (key, loaded)])
+            return self.loaded[key]
 
 
 def run_id(path: Path) -> str:
@@ -155,7 +155,7 @@ def problem_of(path: Path, summary: RunSummary) -> str:
     """Why the page does not show a run; "" if it does."""
     if summary.state == "unreadable":
         return f"This run cannot be read: {summary.problem}"
-    if summary.state == "no checkpoint yet" or not has_checkpoint(path):
+    if summary.state == "no checkpoint yet" or not saved_steps(path):
         return f"This run has no checkpoint yet; train it with: clearhead resume {path}"
     try:
         config = RunConfig.from_dict(from_json(read_regular(path / CONFIG, MAX_JSON_BYTES)))
@@ -166,18 +166,7 @@ def problem_of(path: Path, summary: RunSummary) -> str:
             "This run was trained by clearhead.fit and contains no code; name its module: "
             f"clearhead open {path} --model FILE.py:NAME"
         )
-    if not isinstance(config.model, VisionConfig):
-        return (
-            f"The page shows models of images so far, and this run takes {config.task.input_kind}; "
-            f"try: clearhead look {path} --sample 0 --html attention.html"
-        )
-    return ""
-
-
-def has_checkpoint(path: Path) -> bool:
-    from clearhead.training.checkpoint import saved_steps
-
-    return bool(saved_steps(path))
+    return "" if isinstance(config.model, VisionConfig) else no_images(path, config.task)
 
 
 def load_target(target: Target) -> Loaded:

@@ -275,7 +275,7 @@ def displayed_image(shape: tuple[int, ...], grid: tuple[int, int] | None) -> Inp
 
 
 def viewer_frame(document: str, image: bytes) -> str:
-    """An HTML document in a frame that may run its scripts and nothing else.
+    """An HTML document in a frame that may run its scripts and save files, and reaches nothing else.
 
     A static image (PNG) lies below it, and is seen where frames or scripts are removed.
     """
@@ -285,7 +285,7 @@ def viewer_frame(document: str, image: bytes) -> str:
         f'<img style="grid-area: 1 / 1; max-width: 100%" alt="Attention of every layer (rows) and head (columns)" '
         f'src="data:image/png;base64,{picture}">'
         f'<iframe style="grid-area: 1 / 1; z-index: 1; width: 100%; height: {FRAME_HEIGHT}px; border: 0; '
-        f'background: white" sandbox="allow-scripts" srcdoc="{html.escape(document)}"></iframe></div>'
+        f'background: white" sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(document)}"></iframe></div>'
     )
 
 
