@@ -31,8 +31,20 @@ FUSED = {
 }
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot"}
 MULTIPLICATIONS = {"mul", "mul_"}
-SELECTIONS = {"topk", "sort", "scatter", "scatter_", "index_put", "index_put_", "gather", "one_hot"}
+SELECTIONS = {"topk", "sort", "scatter", "scatter_", "index_put", "index_put_", "gather", "one_hot", "index"}
 """steps of a router: afterwards the weights belong to experts, not to tokens"""
+VIEWS = {
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "permute",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "clone",
+    "_to_copy",
+}
 MAX_PRODUCTS = 2
 """a softmax may first be multiplied with a matrix that mixes heads"""
 
@@ -57,6 +69,8 @@ class Mark:
 
 
 class Judge(TorchDispatchMode):
+    supports_higher_order_operators = True  # flex_attention
+
     def __init__(self) -> None:
         super().__init__()
         self.events: list[Event] = []
@@ -69,14 +83,14 @@ class Judge(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        with suppress(NotImplementedError):  # a tensor without memory
+        with suppress(NotImplementedError, RuntimeError):  # a tensor without memory of its own
             self.observe(func, args, kwargs or {}, out)
         return out
 
     def observe(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = getattr(getattr(func, "overloadpacket", func), "__name__", str(func))
         outs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        if name in FUSED:
+        if name in FUSED or "flex_attention" in name:
             self.add(Event(name.strip("_"), tuple(args[0].shape), {memory(outs[0])}, True), outs[0], mark=False)
             return
         if getattr(func, "overloadpacket", None) in SOFTMAXES:
@@ -104,7 +118,7 @@ class Judge(TorchDispatchMode):
                     event.is_attention = True
                     event.products |= {memory(out) for out in outs}
                     self.kept += outs
-                elif all(out.numel() == x.numel() for out in outs):
+                elif name in VIEWS:
                     self.set_mark(outs, mark)
             elif name in PRODUCTS:
                 event.is_attention = event.is_attention or mark.num_products == 0
@@ -114,7 +128,8 @@ class Judge(TorchDispatchMode):
             elif name in MULTIPLICATIONS and outs[0].numel() > x.numel():
                 if not mark.is_selected and mark.num_products == 0:
                     self.set_mark(outs, Mark(event, is_scaled_values=True))
-            elif mark.num_products == 0 or all(out.numel() == x.numel() for out in outs):
+            else:
+                outs = outs if mark.num_products == 0 else [out for out in outs if out.numel() == x.numel()]
                 self.set_mark(outs, Mark(event, mark.num_products, mark.is_selected or name in SELECTIONS))
 
     def observe_exponentials(self, name: str, inputs: list[Tensor], outs: list[Tensor]) -> None:

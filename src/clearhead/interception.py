@@ -37,14 +37,23 @@ class Intercept(TorchFunctionMode):
     def __init__(self, handler: Handler, names: Container[str] | None = None):
         super().__init__()
         self.handler, self.names = handler, names
+        self.known: dict[Any, str] = {}  # the names of functions that were called before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        name = self.known.get(func)
+        if name is None:
+            name = self.known[func] = function_name(func)
         if self.names is not None and name not in self.names:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs) if kwargs else func(*args)
         return self.handler(name, func, args, kwargs or {})
+
+
+def function_name(func: Any) -> str:
+    """The name of a torch function, of a property, or of an operator of an exported program (softmax.int)."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name.partition(".")[0]
 
 
 def argument(args: Any, kwargs: Any, position: int, *names: str, default: Any = None) -> Any:

@@ -180,7 +180,7 @@ def test_keep_limits_the_recorded_layers(models):
     trace = look(model, x, keep=[first])
     assert len(trace) == 1
     assert first in trace
-    assert repr(trace).endswith("and 1 more, not kept")
+    assert "and 1 more, not kept" in repr(trace).splitlines()
     with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; use look\(keep=\['{last}'\]"):
         trace[last]
     with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):

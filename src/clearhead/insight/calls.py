@@ -10,7 +10,7 @@ Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import ascii_uppercase
 from typing import Protocol
 
@@ -37,7 +37,14 @@ class AttentionCall(Protocol):
         """The output in the model's own shape."""
 
     @property
+    def alias(self) -> Tensor:
+        """The output with the shape that it had when it was recorded; its values may have changed."""
+
+    @property
     def dropout(self) -> float: ...
+
+    def check(self, *names: str) -> None:
+        """An error if one of these tensors changed in place after it was recorded."""
 
     @property
     def num_keys(self) -> int: ...
@@ -70,17 +77,30 @@ class SDPACall:
     is_causal: bool
     scale: float
     raw_out: Tensor
+    alias: Tensor = field(init=False)
+    """the output, with the shape that it had when it was recorded"""
+    versions: tuple[int | None, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alias", self.raw_out.detach())
+        object.__setattr__(self, "versions", versions_of(self.raw_q, self.raw_k, self.raw_v, self.mask, self.raw_out))
+
+    def check(self, *names: str) -> None:
+        check_versions(self, ("raw_q", "raw_k", "raw_v", "mask", "raw_out"), self.versions, names)
 
     @property
     def q(self) -> Tensor:
+        self.check("raw_q")
         return to_4d(with_heads(self.raw_q))
 
     @property
     def k(self) -> Tensor:
+        self.check("raw_k")
         return repeat_kv_heads(to_4d(with_heads(self.raw_k)), self.q.shape[1])
 
     @property
     def v(self) -> Tensor:
+        self.check("raw_v")
         return repeat_kv_heads(to_4d(with_heads(self.raw_v)), self.q.shape[1])
 
     @property
@@ -91,6 +111,7 @@ class SDPACall:
         return to_4d(with_heads(raw_out))
 
     def weights(self, heads: list[int], rows: Rows) -> Tensor:
+        self.check("raw_q", "raw_k", "mask")
         q = select_heads(self.q, heads, len(heads))[:, :, rows]
         k = select_heads(to_4d(with_heads(self.raw_k)), heads, self.q.shape[1])
         scores = self.scale * (in_float32(q) @ in_float32(k).transpose(-2, -1))
@@ -103,6 +124,7 @@ class SDPACall:
         return softargmax(scores, where=scores > -math.inf).to(q.dtype)
 
     def values(self, heads: list[int]) -> Tensor:
+        self.check("raw_v")
         return select_heads(to_4d(with_heads(self.raw_v)), heads, self.q.shape[1])
 
     def mask_for(self, heads: list[int], rows: Rows) -> Tensor | None:
@@ -137,8 +159,9 @@ class SDPACall:
 class Layout:
     """One letter for each axis of weights, values and output.
 
-    The product sums over the keys. Of the axes other than queries, keys and width, the last one is the heads and those
-    before it are the batch; a single one is the batch.
+    The product sums over the keys. Of the axes other than queries, keys and widths, the last one is the heads and those
+    before it are the batch; a single one is the batch. Without a query axis there is one query; several widths are
+    flattened into one, and without any the width is 1.
     """
 
     weights: str
@@ -146,40 +169,61 @@ class Layout:
     out: str
     keys: str
     queries: str
+    """one letter, or none"""
     merged_heads: int = 0
     """the number of heads in the first axis, where batch and heads are merged; 0 if they are not"""
 
     @property
-    def batch_axes(self) -> str:
-        """Batch and heads."""
-        return "".join(letter for letter in self.weights if letter not in self.keys + self.queries)
+    def widths(self) -> str:
+        """The axes that only values have. Of several, those before the queries are a batch that shares its weights."""
+        own = "".join(letter for letter in self.values if letter not in self.weights)
+        if len(own) < 2 or not self.queries:
+            return own
+        return "".join(letter for letter in own if self.out.find(letter) > self.out.find(self.queries)) or own[-1]
 
     @property
-    def width(self) -> str:
-        return next(letter for letter in self.values if letter not in self.weights)
+    def batch_axes(self) -> str:
+        """Batch and heads."""
+        own = "".join(letter for letter in self.weights if letter not in self.keys + self.queries)
+        return "".join(letter for letter in self.values if letter not in self.weights + self.widths) + own
 
     def arrange_weights(self, weights: Tensor, out: Tensor) -> Tensor:
-        return self.arrange(weights, self.weights, self.queries + self.keys, out)
+        x = self.arrange(weights, self.weights, self.queries + self.keys, out)
+        return to_4d(with_heads(x if self.queries else x.unsqueeze(-2), self.merged_heads))
 
     def arrange_values(self, values: Tensor, out: Tensor) -> Tensor:
-        return self.arrange(values, self.values, self.keys + self.width, out)
+        x = self.arrange(values, self.values, self.keys + self.widths, out)
+        return to_4d(with_heads(self.with_one_width(x), self.merged_heads))
 
     def arrange_out(self, out: Tensor) -> Tensor:
-        return self.arrange(out, self.out, self.queries + self.width, out)
+        x = self.arrange(out, self.out, self.queries + self.widths, out)
+        return to_4d(with_heads(self.with_one_width(self.with_queries(x)), self.merged_heads))
 
     def arrange(self, x: Tensor, letters: str, last: str, out: Tensor) -> Tensor:
-        """x as (B,H,last); a batch axis that x lacks, or that has size 1 in x, is expanded."""
+        """x as (batch_axes, last); a batch axis that x lacks, or that has size 1 in x, is expanded."""
         missing = [letter for letter in self.batch_axes if letter not in letters]
         x = x[(None,) * len(missing)] if missing else x
         x = permute(x, "".join(missing) + letters, self.batch_axes + last)
         batch_shape = [out.shape[self.out.index(letter)] for letter in self.batch_axes]
-        if list(x.shape[:-2]) != batch_shape:
-            x = x.expand(*batch_shape, *x.shape[-2:])
-        return to_4d(with_heads(x, self.merged_heads))
+        if list(x.shape[: len(batch_shape)]) != batch_shape:
+            x = x.expand(*batch_shape, *x.shape[len(batch_shape) :])
+        return x
+
+    def with_queries(self, x: Tensor) -> Tensor:
+        return x if self.queries else x.unsqueeze(x.dim() - len(self.widths))
+
+    def with_one_width(self, x: Tensor) -> Tensor:
+        if len(self.widths) == 1:
+            return x
+        return x.flatten(-len(self.widths)) if self.widths else x.unsqueeze(-1)
 
     def head_view(self, out: Tensor) -> Tensor:
-        """The output as (...,H,Q,Dv). It is a view: writing to it changes the output."""
-        return with_heads(permute(out, self.out, self.batch_axes + self.queries + self.width), self.merged_heads)
+        """The output as (...,H,Q,*widths). It is a view: writing to it changes the output."""
+        x = self.with_queries(permute(out, self.out, self.batch_axes + self.queries + self.widths))
+        num_last = 1 + len(self.widths)
+        if self.merged_heads:
+            return x.unflatten(-1 - num_last, (-1, self.merged_heads))
+        return x.unsqueeze(-1 - num_last) if x.dim() < 3 + len(self.widths) else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,20 +237,37 @@ class SoftmaxCall:
     raw_out: Tensor
     q: Tensor | None = None
     k: Tensor | None = None
+    kept_axis: int | None = None
+    """the axis of the output that a sum with keepdim=True left with size 1"""
+    alias: Tensor = field(init=False)
+    """the output, with the shape that it had when it was recorded"""
+    versions: tuple[int | None, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", versions_of(self.raw_weights, self.raw_values, self.raw_out))
+        object.__setattr__(self, "alias", self.raw_out.detach())
+
+    def check(self, *names: str) -> None:
+        check_versions(self, ("raw_weights", "raw_values", "raw_out"), self.versions, names)
 
     @property
     def v(self) -> Tensor:
-        return self.layout.arrange_values(self.raw_values, self.raw_out)
+        self.check("raw_values")
+        return self.layout.arrange_values(self.raw_values, self.without_kept_axis(self.alias))
 
     @property
     def num_keys(self) -> int:
         return self.raw_weights.shape[self.layout.weights.index(self.layout.keys)]
 
+    def without_kept_axis(self, raw_out: Tensor) -> Tensor:
+        return raw_out if self.kept_axis is None else raw_out.squeeze(self.kept_axis)
+
     def arrange_out(self, raw_out: Tensor) -> Tensor:
-        return self.layout.arrange_out(raw_out)
+        return self.layout.arrange_out(self.without_kept_axis(raw_out))
 
     def weights(self, heads: list[int], rows: Rows) -> Tensor:
-        weights = self.layout.arrange_weights(self.raw_weights, self.raw_out)
+        self.check("raw_weights")
+        weights = self.layout.arrange_weights(self.raw_weights, self.without_kept_axis(self.alias))
         return select_heads(weights, heads, weights.shape[1])[:, :, rows]
 
     def values(self, heads: list[int]) -> Tensor:
@@ -218,8 +279,27 @@ class SoftmaxCall:
 
     def replace_heads(self, heads: list[int], new: Tensor) -> Tensor:
         out = self.raw_out.clone()
-        write_heads(self.layout.head_view(out), heads, new)
+        view = self.without_kept_axis(out)
+        write_heads(self.layout.head_view(view), heads, new, self.layout.widths)
         return out
+
+
+def versions_of(*tensors: Tensor | None) -> tuple[int | None, ...]:
+    """How often each tensor was changed in place; None for an inference tensor, which does not count it."""
+    return tuple(None if x is None or x.is_inference() else x._version for x in tensors)
+
+
+def check_versions(
+    call: object, fields: tuple[str, ...], versions: tuple[int | None, ...], names: tuple[str, ...]
+) -> None:
+    """A tensor that was changed in place after it was recorded is an error, not another number."""
+    for name, version in zip(fields, versions, strict=True):
+        x = getattr(call, name)
+        if name in names and version is not None and x._version != version:
+            raise RuntimeError(
+                f"the {name.removeprefix('raw_')} of this attention call changed in place after it was recorded, "
+                "so that it is no longer the tensor that the model used"
+            )
 
 
 def matmul_layout(weights_dim: int, values_dim: int, weights_first: bool, merged_heads: int = 0) -> Layout | None:
@@ -245,9 +325,9 @@ def einsum_layout(equation: str, weights_first: bool, weights_dim: int, values_d
     out = out.replace("...", "".join(letter for letter in longer if letter in ELLIPSIS_LETTERS))
     summed = [letter for letter in weights if letter in values and letter not in out]
     queries = [letter for letter in weights if letter in out and letter not in values]
-    if len(summed) != 1 or not queries:
+    if len(summed) != 1:
         return None
-    return validated(Layout(weights, values, out, summed[0], queries[-1]))
+    return validated(Layout(weights, values, out, summed[0], queries[-1] if queries else ""))
 
 
 ELLIPSIS_LETTERS = "αβγδεζηθ"
@@ -260,10 +340,9 @@ def expand_ellipsis(term: str, dim: int) -> str:
 
 
 def validated(layout: Layout) -> Layout | None:
-    """The layout if it is a weighted sum, with one width axis, a sum over keys only and no repeated letter; or None."""
-    widths = [letter for letter in layout.values if letter not in layout.weights]
-    expected = layout.batch_axes + layout.queries + "".join(widths)
-    is_weighted_sum = len(widths) == 1 and sorted(expected) == sorted(layout.out)
+    """The layout if it is a weighted sum over keys only, without a repeated letter; otherwise None."""
+    expected = layout.batch_axes + layout.queries + layout.widths
+    is_weighted_sum = sorted(expected) == sorted(layout.out) and layout.keys in layout.values
     has_unique_letters = all(len(set(term)) == len(term) for term in (layout.weights, layout.values, layout.out))
     return layout if is_weighted_sum and has_unique_letters else None
 
@@ -293,6 +372,9 @@ def select_heads(x: Tensor, heads: list[int], num_heads: int) -> Tensor:
     return x[:, indices[0] : indices[0] + 1] if len(indices) == 1 else x[:, indices]
 
 
-def write_heads(view: Tensor, heads: list[int], new: Tensor) -> None:
-    """Write new (B,heads,Q,D) into (...,H,Q,D), in place."""
-    view[..., heads, :, :] = new.to(view.dtype).reshape(*view.shape[:-3], len(heads), *view.shape[-2:])
+def write_heads(view: Tensor, heads: list[int], new: Tensor, widths: str = "d") -> None:
+    """Write new (B,heads,Q,D) into (...,H,Q,*widths), in place."""
+    num_last = 1 + len(widths)
+    shape = (*view.shape[: -1 - num_last], len(heads), *view.shape[view.dim() - num_last :])
+    index = (..., heads, *(slice(None),) * num_last)
+    view[index] = new.to(view.dtype).reshape(shape)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.insight.calls import AttentionCall, Rows
-from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
+from clearhead.insight.capture import LOOKED_FOR, Unresolved, capture_attention, join_names, unknown_name
 from clearhead.messages import printable
 from clearhead.notebook import html_table
 
@@ -32,14 +32,22 @@ CHUNK = 2**20
 """the number of weights computed at a time"""
 TABLE_HEADER = ["name", "kernel", "heads", "queries x keys", "note"]
 RIGHT_ALIGNED = {2, 3}
+MAX_LISTED = 20
+"""the number of unresolved calls that the table lists"""
 
 
 def look(
-    model: nn.Module, *args: Any, keep: Literal["all", "last"] | Sequence[str] = "all", **kwargs: Any
+    model: nn.Module,
+    *args: Any,
+    keep: Literal["all", "last"] | Sequence[str] = "all",
+    count: bool | None = None,
+    **kwargs: Any,
 ) -> "AttentionTrace":
     """Run model(*args, **kwargs) and record its attention. The model, its output and its gradients do not change.
 
-    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names.
+    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names. Attention that was seen but
+    could not be followed to its values is in `trace.unresolved`. `count=True` also counts the operators that really
+    ran, and finds attention that no Python function called; by default only if the model has scripted modules.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"look needs an nn.Module and its inputs, got {type(model).__name__}")
@@ -56,14 +64,18 @@ def look(
         names.append(name)
         return call.raw_out
 
-    with capture_attention(model, receive):
+    if count is None:
+        count = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    with capture_attention(model, receive, count) as capture:
         output = model(*args, **kwargs)
+    unresolved = capture.unresolved()
     if not names:
-        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}")
+        seen = "; ".join(["", "unresolved", *map(str, unresolved)]) if unresolved else ""
+        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}{seen}")
     for name in () if isinstance(keep, str) else keep:
         if name not in names:
             raise unknown_name(name, names)
-    return AttentionTrace(output, records, names)
+    return AttentionTrace(output, records, names, unresolved, count)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,19 +108,20 @@ class AttentionRecord:
     @property
     def out(self) -> Tensor:
         """(B,H,Q,Dv): the output that the model received, before the heads are concatenated."""
+        self.call.check("raw_out")
         return self.call.arrange_out(self.call.raw_out)
 
     @property
     def batch(self) -> int:
-        return self.out.shape[0]
+        return self.call.arrange_out(self.call.alias).shape[0]
 
     @property
     def num_heads(self) -> int:
-        return self.out.shape[1]
+        return self.call.arrange_out(self.call.alias).shape[1]
 
     @property
     def num_queries(self) -> int:
-        return self.out.shape[2]
+        return self.call.arrange_out(self.call.alias).shape[2]
 
     @property
     def num_keys(self) -> int:
@@ -172,10 +185,21 @@ class AttentionRecord:
 class AttentionTrace:
     """The attention of one forward pass, by module name in order of execution, and the output of the model."""
 
-    def __init__(self, output: Any, records: dict[str, AttentionRecord], names: Sequence[str]):
+    def __init__(
+        self,
+        output: Any,
+        records: dict[str, AttentionRecord],
+        names: Sequence[str],
+        unresolved: Sequence[Unresolved] = (),
+        is_counted: bool = False,
+    ):
         self.output, self.records = output, records
         self.names = list(names)
         """the names of all attention calls of the pass, including those that `keep` excluded"""
+        self.unresolved = list(unresolved)
+        """attention of the pass that became no record, with the operation where it was lost"""
+        self.is_counted = is_counted
+        """whether the operators that really ran were counted, so that nothing is missing here"""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -263,8 +287,13 @@ class AttentionTrace:
 
     @property
     def footer(self) -> str:
+        """What the table does not show: layers that were not kept, unresolved attention, and whether it was counted."""
         num_excluded = len(self.names) - len(self.records)
-        return f"and {num_excluded} more, not kept" if num_excluded else ""
+        lines = [f"and {num_excluded} more, not kept"] if num_excluded else []
+        lines += [f"unresolved: {printable(str(item))}" for item in self.unresolved[:MAX_LISTED]]
+        if len(self.unresolved) > MAX_LISTED:
+            lines.append(f"and {len(self.unresolved) - MAX_LISTED} more unresolved")
+        return "\n".join([*lines, *([] if self.is_counted else ["operators not counted"])])
 
 
 def align_columns(table: list[list[str]], right: set[int]) -> list[str]:
