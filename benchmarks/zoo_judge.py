@@ -30,6 +30,8 @@ FUSED = {
     "_transformer_encoder_layer_fwd",
 }
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot"}
+LAYERS = {"mm", "addmm"}
+"""what a linear layer is at the dispatcher"""
 MULTIPLICATIONS = {"mul", "mul_"}
 SELECTIONS = {"topk", "sort", "scatter", "scatter_", "index_put", "index_put_", "gather", "one_hot", "index"}
 """steps of a router: afterwards the weights belong to experts, not to tokens"""
@@ -64,6 +66,8 @@ class Mark:
     event: Event
     num_products: int = 0
     is_selected: bool = False
+    is_gated: bool = False
+    """multiplied elementwise with a tensor of the same size: weights of features, unless a matrix product follows"""
     is_scaled_values: bool = False
     """weights * values, before the sum over keys"""
 
@@ -120,7 +124,7 @@ class Judge(TorchDispatchMode):
                     self.kept += outs
                 elif name in VIEWS:
                     self.set_mark(outs, mark)
-            elif name in PRODUCTS:
+            elif name in PRODUCTS and not (mark.is_gated and name in LAYERS):
                 event.is_attention = event.is_attention or mark.num_products == 0
                 event.products |= {memory(out) for out in outs}
                 if mark.num_products + 1 < MAX_PRODUCTS:
@@ -128,9 +132,14 @@ class Judge(TorchDispatchMode):
             elif name in MULTIPLICATIONS and outs[0].numel() > x.numel():
                 if not mark.is_selected and mark.num_products == 0:
                     self.set_mark(outs, Mark(event, is_scaled_values=True))
+            elif name in MULTIPLICATIONS and is_dense(x, inputs):
+                self.set_mark(outs, Mark(event, is_scaled_values=True))
+                self.set_mark(outs, Mark(event, mark.num_products, mark.is_selected, True))
             else:
                 outs = outs if mark.num_products == 0 else [out for out in outs if out.numel() == x.numel()]
-                self.set_mark(outs, Mark(event, mark.num_products, mark.is_selected or name in SELECTIONS))
+                self.set_mark(
+                    outs, Mark(event, mark.num_products, mark.is_selected or name in SELECTIONS, mark.is_gated)
+                )
 
     def observe_exponentials(self, name: str, inputs: list[Tensor], outs: list[Tensor]) -> None:
         """exp(x) / exp(x).sum(), and exp(x - logsumexp(x)), are softmaxes too."""
@@ -167,6 +176,12 @@ class Judge(TorchDispatchMode):
                 marks = self.marks.setdefault(memory(out), [])
                 if mark not in marks:
                     marks.append(mark)
+
+
+def is_dense(x: Tensor, inputs: list[Tensor]) -> bool:
+    """Whether x is multiplied with a tensor of its own size that is no mask of 0 and 1."""
+    others = [other for other in inputs if other is not x and other.numel() == x.numel() > 1]
+    return any(bool(((other != 0) & (other != 1)).any()) and other.unique().numel() > 2 for other in others)
 
 
 def memory(x: Tensor) -> int:

@@ -36,13 +36,13 @@ def build(entry: Entry, attention: str | None = None) -> Built:
 
 @torch.no_grad()
 def spread_parameters(model: nn.Module) -> None:
-    """Replace matrices that are constant, so that attention at initialization is neither uniform nor zero."""
+    """Replace matrices that are nearly constant, so that attention at initialization is neither uniform nor zero."""
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter.is_floating_point() and parameter.numel() > 1:
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
             if not bool(torch.isfinite(parameter).all()) or float(parameter.float().std()) < 0.03:
-                parameter.copy_(0.2 * noise)
+                parameter.copy_(noise * (len(parameter) / parameter.numel()) ** 0.5)
 
 
 # Hugging Face

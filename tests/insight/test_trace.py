@@ -199,6 +199,7 @@ def test_repr_is_a_table_of_layers(trace):
         "name           kernel  heads  queries x keys  note",
         "blocks.0.attn  sdpa        2           5 x 5",
         "blocks.1.attn  sdpa        2           5 x 5",
+        "operators not counted",
     ]
     assert repr(trace["blocks.1.attn"]) == "blocks.1.attn: sdpa, 2 heads, 5 x 5"
     assert len(trace) == 2

@@ -1,6 +1,10 @@
-"""Where the softmax axis of a tensor is after one torch operation, and whether the operation is dropout."""
+"""Axes: which ones weights, values and output have in a product, and where the softmax axis is after an operation.
+
+Dims: B batch, H heads, Q queries, K keys, Dv width of values.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -186,3 +190,127 @@ def is_in_place(name: str, args: Any, kwargs: Any) -> bool:
     if name in DROPOUTS and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
         return True
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+# Layouts of weighted sums
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One letter for each axis of weights, values and output.
+
+    The product sums over the keys. Of the axes other than queries, keys and widths, the last one is the heads and those
+    before it are the batch; a single one is the batch. Without a query axis there is one query; several widths are
+    flattened into one, and without any the width is 1.
+    """
+
+    weights: str
+    values: str
+    out: str
+    keys: str
+    queries: str
+    """one letter, or none"""
+    merged_heads: int = 0
+    """the number of heads in the first axis, where batch and heads are merged; 0 if they are not"""
+
+    @property
+    def widths(self) -> str:
+        """The axes that only values have. Of several, those before the queries are a batch that shares its weights."""
+        own = "".join(letter for letter in self.values if letter not in self.weights)
+        if len(own) < 2 or not self.queries:
+            return own
+        return "".join(letter for letter in own if self.out.find(letter) > self.out.find(self.queries)) or own[-1]
+
+    @property
+    def batch_axes(self) -> str:
+        """Batch and heads."""
+        own = "".join(letter for letter in self.weights if letter not in self.keys + self.queries)
+        return "".join(letter for letter in self.values if letter not in self.weights + self.widths) + own
+
+    def arrange_weights(self, weights: Tensor, out: Tensor) -> Tensor:
+        x = self.arrange(weights, self.weights, self.queries + self.keys, out)
+        return to_4d(with_heads(x if self.queries else x.unsqueeze(-2), self.merged_heads))
+
+    def arrange_values(self, values: Tensor, out: Tensor) -> Tensor:
+        x = self.arrange(values, self.values, self.keys + self.widths, out)
+        return to_4d(with_heads(self.with_one_width(x), self.merged_heads))
+
+    def arrange_out(self, out: Tensor) -> Tensor:
+        x = self.arrange(out, self.out, self.queries + self.widths, out)
+        return to_4d(with_heads(self.with_one_width(self.with_queries(x)), self.merged_heads))
+
+    def arrange(self, x: Tensor, letters: str, last: str, out: Tensor) -> Tensor:
+        """x as (batch_axes, last); a batch axis that x lacks, or that has size 1 in x, is expanded."""
+        missing = [letter for letter in self.batch_axes if letter not in letters]
+        x = x[(None,) * len(missing)] if missing else x
+        x = permute(x, "".join(missing) + letters, self.batch_axes + last)
+        batch_shape = [out.shape[self.out.index(letter)] for letter in self.batch_axes]
+        if list(x.shape[: len(batch_shape)]) != batch_shape:
+            x = x.expand(*batch_shape, *x.shape[len(batch_shape) :])
+        return x
+
+    def with_queries(self, x: Tensor) -> Tensor:
+        return x if self.queries else x.unsqueeze(x.dim() - len(self.widths))
+
+    def with_one_width(self, x: Tensor) -> Tensor:
+        if len(self.widths) == 1:
+            return x
+        return x.flatten(-len(self.widths)) if self.widths else x.unsqueeze(-1)
+
+    def head_view(self, out: Tensor) -> Tensor:
+        """The output as (...,H,Q,*widths). It is a view: writing to it changes the output."""
+        x = self.with_queries(permute(out, self.out, self.batch_axes + self.queries + self.widths))
+        num_last = 1 + len(self.widths)
+        if self.merged_heads:
+            return x.unflatten(-1 - num_last, (-1, self.merged_heads))
+        return x.unsqueeze(-1 - num_last) if x.dim() < 3 + len(self.widths) else x
+
+
+def einsum_layout(equation: str, weights_first: bool, weights_dim: int, values_dim: int) -> Layout | None:
+    """The layout of an einsum of weights and values, or None if it is no weighted sum."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != 2 or not arrow:
+        return None
+    weights, values = terms if weights_first else terms[::-1]
+    weights, values = expand_ellipsis(weights, weights_dim), expand_ellipsis(values, values_dim)
+    longer = max(weights, values, key=lambda term: sum(letter in ELLIPSIS_LETTERS for letter in term))
+    out = out.replace("...", "".join(letter for letter in longer if letter in ELLIPSIS_LETTERS))
+    summed = [letter for letter in weights if letter in values and letter not in out]
+    queries = [letter for letter in weights if letter in out and letter not in values]
+    if len(summed) != 1:
+        return None
+    return validated(Layout(weights, values, out, summed[0], queries[-1] if queries else ""))
+
+
+ELLIPSIS_LETTERS = "αβγδεζηθ"
+"""letters for the axes of an ellipsis, from the last axis to the first"""
+
+
+def expand_ellipsis(term: str, dim: int) -> str:
+    num_hidden = dim - len(term.replace("...", ""))
+    return term.replace("...", ELLIPSIS_LETTERS[:num_hidden][::-1])
+
+
+def validated(layout: Layout) -> Layout | None:
+    """The layout if it is a weighted sum over keys only, without a repeated letter; otherwise None."""
+    expected = layout.batch_axes + layout.queries + layout.widths
+    is_weighted_sum = sorted(expected) == sorted(layout.out) and layout.keys in layout.values
+    has_unique_letters = all(len(set(term)) == len(term) for term in (layout.weights, layout.values, layout.out))
+    return layout if is_weighted_sum and has_unique_letters else None
+
+
+def permute(x: Tensor, letters: str, order: str) -> Tensor:
+    return x if letters == order else x.permute([letters.index(letter) for letter in order])
+
+
+def with_heads(x: Tensor, merged_heads: int = 0) -> Tensor:
+    """(...,L,D) -> (...,H,L,D): the merged heads, or a single head if x has fewer than four axes."""
+    if merged_heads:
+        return x.unflatten(-3, (-1, merged_heads))
+    return x.unsqueeze(-3) if x.dim() < 4 else x
+
+
+def to_4d(x: Tensor) -> Tensor:
+    """(...,H,L,D) -> (B,H,L,D). A tensor of four axes is returned itself, so that autograd still knows it."""
+    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])

@@ -10,16 +10,18 @@ Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from string import ascii_uppercase
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from clearhead.insight.axes import Layout, to_4d, with_heads
 from clearhead.nn.attention import in_float32, repeat_kv_heads, softargmax
 
 Rows = slice | Tensor
+ScoreMod = Callable[..., Tensor]
 
 
 class AttentionCall(Protocol):
@@ -42,6 +44,10 @@ class AttentionCall(Protocol):
 
     @property
     def dropout(self) -> float: ...
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether one of the tensors changed in place after it was recorded."""
 
     def check(self, *names: str) -> None:
         """An error if one of these tensors changed in place after it was recorded."""
@@ -77,16 +83,25 @@ class SDPACall:
     is_causal: bool
     scale: float
     raw_out: Tensor
+    score_mod: ScoreMod | None = None
+    """of flex_attention: (score, batch, head, query, key) -> score"""
+    mask_mod: ScoreMod | None = None
+    """of flex_attention: (batch, head, query, key) -> whether the query may attend"""
     alias: Tensor = field(init=False)
     """the output, with the shape that it had when it was recorded"""
     versions: tuple[int | None, ...] = field(init=False)
 
+    FIELDS = "raw_q", "raw_k", "raw_v", "mask", "raw_out"
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alias", self.raw_out.detach())
-        object.__setattr__(self, "versions", versions_of(self.raw_q, self.raw_k, self.raw_v, self.mask, self.raw_out))
+        remember_versions(self, self.FIELDS)
+
+    @property
+    def is_stale(self) -> bool:
+        return bool(changed_fields(self, self.FIELDS))
 
     def check(self, *names: str) -> None:
-        check_versions(self, ("raw_q", "raw_k", "raw_v", "mask", "raw_out"), self.versions, names)
+        check_unchanged(self, names)
 
     @property
     def q(self) -> Tensor:
@@ -115,6 +130,8 @@ class SDPACall:
         q = select_heads(self.q, heads, len(heads))[:, :, rows]
         k = select_heads(to_4d(with_heads(self.raw_k)), heads, self.q.shape[1])
         scores = self.scale * (in_float32(q) @ in_float32(k).transpose(-2, -1))
+        if self.score_mod is not None:
+            scores = apply_mod(self.score_mod, self.indices(heads, rows), scores)
         mask = self.mask_for(heads, rows)
         if mask is None:
             return scores.softmax(-1).to(q.dtype)
@@ -133,6 +150,8 @@ class SDPACall:
         if self.is_causal:  # the kernel aligns the first query with the first key
             positions = torch.arange(num_queries, device=self.raw_q.device)[rows]
             return torch.arange(num_keys, device=self.raw_q.device) <= positions[:, None]
+        if self.mask_mod is not None:
+            return apply_mod(self.mask_mod, self.indices(heads, rows))
         if self.mask is None:
             return None
         mask = with_heads(self.mask[(None,) * max(0, self.raw_q.dim() - self.mask.dim())])
@@ -141,6 +160,12 @@ class SDPACall:
         mask = to_4d(mask)
         mask = mask if mask.shape[1] == 1 else select_heads(mask, heads, mask.shape[1])
         return mask if mask.shape[-2] == 1 else mask[:, :, rows]
+
+    def indices(self, heads: list[int], rows: Rows) -> list[Tensor]:
+        """Of batch, heads, queries and keys."""
+        device, queries = self.raw_q.device, torch.arange(self.raw_q.shape[-2], device=self.raw_q.device)
+        batch, keys = torch.arange(len(self.q), device=device), torch.arange(self.num_keys, device=device)
+        return [batch, torch.tensor(heads, device=device), queries[rows], keys]
 
     def allowed(self, heads: list[int]) -> Tensor:
         mask = self.mask_for(heads, slice(None))
@@ -153,77 +178,6 @@ class SDPACall:
         out = self.raw_out.clone()
         write_heads(with_heads(out), heads, new)
         return out
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One letter for each axis of weights, values and output.
-
-    The product sums over the keys. Of the axes other than queries, keys and widths, the last one is the heads and those
-    before it are the batch; a single one is the batch. Without a query axis there is one query; several widths are
-    flattened into one, and without any the width is 1.
-    """
-
-    weights: str
-    values: str
-    out: str
-    keys: str
-    queries: str
-    """one letter, or none"""
-    merged_heads: int = 0
-    """the number of heads in the first axis, where batch and heads are merged; 0 if they are not"""
-
-    @property
-    def widths(self) -> str:
-        """The axes that only values have. Of several, those before the queries are a batch that shares its weights."""
-        own = "".join(letter for letter in self.values if letter not in self.weights)
-        if len(own) < 2 or not self.queries:
-            return own
-        return "".join(letter for letter in own if self.out.find(letter) > self.out.find(self.queries)) or own[-1]
-
-    @property
-    def batch_axes(self) -> str:
-        """Batch and heads."""
-        own = "".join(letter for letter in self.weights if letter not in self.keys + self.queries)
-        return "".join(letter for letter in self.values if letter not in self.weights + self.widths) + own
-
-    def arrange_weights(self, weights: Tensor, out: Tensor) -> Tensor:
-        x = self.arrange(weights, self.weights, self.queries + self.keys, out)
-        return to_4d(with_heads(x if self.queries else x.unsqueeze(-2), self.merged_heads))
-
-    def arrange_values(self, values: Tensor, out: Tensor) -> Tensor:
-        x = self.arrange(values, self.values, self.keys + self.widths, out)
-        return to_4d(with_heads(self.with_one_width(x), self.merged_heads))
-
-    def arrange_out(self, out: Tensor) -> Tensor:
-        x = self.arrange(out, self.out, self.queries + self.widths, out)
-        return to_4d(with_heads(self.with_one_width(self.with_queries(x)), self.merged_heads))
-
-    def arrange(self, x: Tensor, letters: str, last: str, out: Tensor) -> Tensor:
-        """x as (batch_axes, last); a batch axis that x lacks, or that has size 1 in x, is expanded."""
-        missing = [letter for letter in self.batch_axes if letter not in letters]
-        x = x[(None,) * len(missing)] if missing else x
-        x = permute(x, "".join(missing) + letters, self.batch_axes + last)
-        batch_shape = [out.shape[self.out.index(letter)] for letter in self.batch_axes]
-        if list(x.shape[: len(batch_shape)]) != batch_shape:
-            x = x.expand(*batch_shape, *x.shape[len(batch_shape) :])
-        return x
-
-    def with_queries(self, x: Tensor) -> Tensor:
-        return x if self.queries else x.unsqueeze(x.dim() - len(self.widths))
-
-    def with_one_width(self, x: Tensor) -> Tensor:
-        if len(self.widths) == 1:
-            return x
-        return x.flatten(-len(self.widths)) if self.widths else x.unsqueeze(-1)
-
-    def head_view(self, out: Tensor) -> Tensor:
-        """The output as (...,H,Q,*widths). It is a view: writing to it changes the output."""
-        x = self.with_queries(permute(out, self.out, self.batch_axes + self.queries + self.widths))
-        num_last = 1 + len(self.widths)
-        if self.merged_heads:
-            return x.unflatten(-1 - num_last, (-1, self.merged_heads))
-        return x.unsqueeze(-1 - num_last) if x.dim() < 3 + len(self.widths) else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,12 +197,17 @@ class SoftmaxCall:
     """the output, with the shape that it had when it was recorded"""
     versions: tuple[int | None, ...] = field(init=False)
 
+    FIELDS = "raw_weights", "raw_values", "raw_out"
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "versions", versions_of(self.raw_weights, self.raw_values, self.raw_out))
-        object.__setattr__(self, "alias", self.raw_out.detach())
+        remember_versions(self, self.FIELDS)
+
+    @property
+    def is_stale(self) -> bool:
+        return bool(changed_fields(self, self.FIELDS))
 
     def check(self, *names: str) -> None:
-        check_versions(self, ("raw_weights", "raw_values", "raw_out"), self.versions, names)
+        check_unchanged(self, names)
 
     @property
     def v(self) -> Tensor:
@@ -284,83 +243,39 @@ class SoftmaxCall:
         return out
 
 
-def versions_of(*tensors: Tensor | None) -> tuple[int | None, ...]:
-    """How often each tensor was changed in place; None for an inference tensor, which does not count it."""
-    return tuple(None if x is None or x.is_inference() else x._version for x in tensors)
+def apply_mod(mod: ScoreMod, indices: list[Tensor], scores: Tensor | None = None) -> Tensor:
+    """A score or mask function of flex_attention, which takes single numbers, for all indices: (B,H,Q,K)."""
+    first = () if scores is None else (0,)
+    for axis in (3, 2, 1, 0):
+        mod = torch.vmap(mod, in_dims=(*first, *(0 if i == axis else None for i in range(4))))
+    return mod(*(() if scores is None else (scores,)), *indices)
 
 
-def check_versions(
-    call: object, fields: tuple[str, ...], versions: tuple[int | None, ...], names: tuple[str, ...]
-) -> None:
+def remember_versions(call: SDPACall | SoftmaxCall, names: tuple[str, ...]) -> None:
+    """Note how often each tensor was changed in place. Inference tensors do not count it, so they are copied."""
+    if call.raw_out.is_inference():
+        for name in names:
+            x = getattr(call, name)
+            object.__setattr__(call, name, x if x is None or not x.is_inference() else x.clone())
+    tensors = [getattr(call, name) for name in names]
+    versions = [None if x is None or x.is_inference() else x._version for x in tensors]
+    object.__setattr__(call, "versions", tuple(versions))
+    object.__setattr__(call, "alias", call.raw_out.detach())
+
+
+def changed_fields(call: SDPACall | SoftmaxCall, names: Sequence[str]) -> list[str]:
+    """Those of the tensors that were changed in place after they were recorded."""
+    versions = zip(call.FIELDS, call.versions, strict=True)
+    return [n for n, version in versions if n in names and version is not None and getattr(call, n)._version != version]
+
+
+def check_unchanged(call: SDPACall | SoftmaxCall, names: Sequence[str]) -> None:
     """A tensor that was changed in place after it was recorded is an error, not another number."""
-    for name, version in zip(fields, versions, strict=True):
-        x = getattr(call, name)
-        if name in names and version is not None and x._version != version:
-            raise RuntimeError(
-                f"the {name.removeprefix('raw_')} of this attention call changed in place after it was recorded, "
-                "so that it is no longer the tensor that the model used"
-            )
-
-
-def matmul_layout(weights_dim: int, values_dim: int, weights_first: bool, merged_heads: int = 0) -> Layout | None:
-    """The layout of weights @ values, or of values @ weights where tokens are columns."""
-    if min(weights_dim, values_dim) < 2:
-        return None
-    batch = ascii_uppercase[: max(weights_dim, values_dim) - 2]
-    weights, values = batch[len(batch) - weights_dim + 2 :], batch[len(batch) - values_dim + 2 :]
-    if weights_first:
-        return validated(Layout(weights + "qk", values + "kd", batch + "qd", "k", "q", merged_heads))
-    return validated(Layout(weights + "kq", values + "dk", batch + "dq", "k", "q", merged_heads))
-
-
-def einsum_layout(equation: str, weights_first: bool, weights_dim: int, values_dim: int) -> Layout | None:
-    """The layout of an einsum of weights and values, or None if it is no weighted sum."""
-    left, arrow, out = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if len(terms) != 2 or not arrow:
-        return None
-    weights, values = terms if weights_first else terms[::-1]
-    weights, values = expand_ellipsis(weights, weights_dim), expand_ellipsis(values, values_dim)
-    longer = max(weights, values, key=lambda term: sum(letter in ELLIPSIS_LETTERS for letter in term))
-    out = out.replace("...", "".join(letter for letter in longer if letter in ELLIPSIS_LETTERS))
-    summed = [letter for letter in weights if letter in values and letter not in out]
-    queries = [letter for letter in weights if letter in out and letter not in values]
-    if len(summed) != 1:
-        return None
-    return validated(Layout(weights, values, out, summed[0], queries[-1] if queries else ""))
-
-
-ELLIPSIS_LETTERS = "αβγδεζηθ"
-"""letters for the axes of an ellipsis, from the last axis to the first"""
-
-
-def expand_ellipsis(term: str, dim: int) -> str:
-    num_hidden = dim - len(term.replace("...", ""))
-    return term.replace("...", ELLIPSIS_LETTERS[:num_hidden][::-1])
-
-
-def validated(layout: Layout) -> Layout | None:
-    """The layout if it is a weighted sum over keys only, without a repeated letter; otherwise None."""
-    expected = layout.batch_axes + layout.queries + layout.widths
-    is_weighted_sum = sorted(expected) == sorted(layout.out) and layout.keys in layout.values
-    has_unique_letters = all(len(set(term)) == len(term) for term in (layout.weights, layout.values, layout.out))
-    return layout if is_weighted_sum and has_unique_letters else None
-
-
-def permute(x: Tensor, letters: str, order: str) -> Tensor:
-    return x if letters == order else x.permute([letters.index(letter) for letter in order])
-
-
-def with_heads(x: Tensor, merged_heads: int = 0) -> Tensor:
-    """(...,L,D) -> (...,H,L,D): the merged heads, or a single head if x has fewer than four axes."""
-    if merged_heads:
-        return x.unflatten(-3, (-1, merged_heads))
-    return x.unsqueeze(-3) if x.dim() < 4 else x
-
-
-def to_4d(x: Tensor) -> Tensor:
-    """(...,H,L,D) -> (B,H,L,D). A tensor of four axes is returned itself, so that autograd still knows it."""
-    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+    for name in changed_fields(call, names):
+        raise RuntimeError(
+            f"the {name.removeprefix('raw_')} of this attention call changed in place after it was recorded, "
+            "so that it is no longer the tensor that the model used"
+        )
 
 
 def select_heads(x: Tensor, heads: list[int], num_heads: int) -> Tensor:
@@ -376,5 +291,5 @@ def write_heads(view: Tensor, heads: list[int], new: Tensor, widths: str = "d") 
     """Write new (B,heads,Q,D) into (...,H,Q,*widths), in place."""
     num_last = 1 + len(widths)
     shape = (*view.shape[: -1 - num_last], len(heads), *view.shape[view.dim() - num_last :])
-    index = (..., heads, *(slice(None),) * num_last)
+    index: tuple[Any, ...] = (..., heads, *(slice(None),) * num_last)
     view[index] = new.to(view.dtype).reshape(shape)

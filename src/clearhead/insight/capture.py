@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.insight.calls import AttentionCall, SDPACall, SoftmaxCall
@@ -88,6 +89,7 @@ def capture_attention(model: nn.Module, receive: Receive, count: bool = False) -
 class Counting(TorchDispatchMode):
     """Sees every operator that really runs. One that no intercepted function accounts for is unresolved."""
 
+    supports_higher_order_operators = True  # flex_attention
     KERNELS = "_softmax", "_safe_softmax", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"
 
     def __init__(self, capture: "Capture"):
@@ -136,8 +138,7 @@ class Capture:
         if name == MULTI_HEAD_ATTENTION:
             return self.on_torch_nn(func, args, kwargs)  # type: ignore[arg-type]
         if name == "flex_attention":
-            self.give_up("flex_attention", "its weights are not computed", tuple(args[0].shape))
-            return func(*args, **kwargs)
+            return self.on_flex(func, args, kwargs)
         if name in STARTS:
             return self.on_softmax(name, func, args, kwargs)
         if name in RANDOM:
@@ -213,11 +214,47 @@ class Capture:
             self.is_accounted_for = False
         if torch._C._functorch.is_batchedtensor(query):
             raise ValueError("look does not support torch.vmap; call the model with a batch instead")
-        if query.is_nested:
-            self.give_up(SDPA, "nested tensors")
-            return out
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        if query.is_nested:
+            return self.on_nested(query, key, value, is_causal, scale, out)
+        if isinstance(attn_mask, CausalBias):  # a subclass of Tensor that has no numbers of its own
+            attn_mask = attn_mask._materialize(query.device)
         return self.report(SDPACall(query, key, value, attn_mask, dropout_p, is_causal, scale, out), "sdpa")
+
+    def on_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, out: Tensor
+    ) -> Tensor:
+        """Sequences of different lengths are recorded with padding, whose weights are 0; they cannot be edited."""
+        try:
+            q, k, v, padded = (pad_nested(x) for x in (query, key, value, out))
+            lengths = [[x.shape[-2] for x in tensor.unbind()] for tensor in (query, key)]
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            self.give_up(SDPA, f"nested tensors ({error})")
+            return out
+        real = [torch.arange(x.shape[-2]) < torch.tensor(n)[:, None] for x, n in zip((q, k), lengths, strict=True)]
+        mask = (real[0][:, None, :, None] & real[1][:, None, None, :]).to(q.device)
+        if is_causal:
+            mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        call = SDPACall(q, k, v, mask, 0.0, False, scale, padded)
+        if self.report(call, "sdpa", ["nested tensors, padded"]) is not padded:
+            raise ValueError("attention of nested tensors cannot be edited")
+        return out
+
+    def on_flex(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        self.is_accounted_for = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.is_accounted_for = False
+        query, key, value, score_mod, block_mask, scale, *_ = args
+        out = result[0] if isinstance(result, tuple) else result
+        buffers = [tuple(x) for x in args[7:9]]
+        if any(buffers) or not callable(block_mask[-1]):
+            self.give_up("flex_attention", "its score or mask function captures tensors", tuple(query.shape))
+            return result
+        call = SDPACall(query, key, value, None, 0.0, False, scale, out, score_mod, block_mask[-1])
+        replaced = self.report(call, "flex_attention")
+        return result if replaced is out else (replaced, *result[1:]) if isinstance(result, tuple) else replaced
 
     def on_torch_nn(self, func: FunctionType, args: Any, kwargs: dict[str, Any]) -> Any:
         query, key, value, _, num_heads = args[:5]
@@ -263,6 +300,11 @@ class Capture:
         path = self.path()
         self.counts[path] += 1
         return path if self.counts[path] == 1 else f"{path}#{self.counts[path]}"
+
+
+def pad_nested(x: Tensor) -> Tensor:
+    """(B,H,L,D) with zeros after the end of each sequence."""
+    return nn.utils.rnn.pad_sequence([part.transpose(0, 1) for part in x.unbind()], batch_first=True).transpose(1, 2)
 
 
 def has_fast_path(module: nn.Module) -> bool:

@@ -3,15 +3,14 @@
 Every product of two tensors is written as an einsum equation; the letter that it sums over is the axis of the keys.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.insight.axes import reduced_axes
-from clearhead.insight.calls import Layout, einsum_layout
+from clearhead.insight.axes import Layout, einsum_layout, reduced_axes
 from clearhead.insight.softmaxes import ScaledValues, SoftmaxResult, SoftmaxTracker
 from clearhead.interception import argument
 
@@ -43,7 +42,11 @@ def find_weighted_sum(
     if not isinstance(out, Tensor):
         return None
     if name == "sum":
-        scaled = tracker.get_scaled(argument(args, kwargs, 0, "input"))
+        product = argument(args, kwargs, 0, "input")
+        scaled, result = tracker.get_scaled(product), tracker.get(product)
+        factor = None if result is None else result.factor
+        if result is not None and factor and reduced_axes(name, product, None, args, kwargs) == [result.axis]:
+            scaled = ScaledValues(factor[0], factor[1], result, result.axis)
         return None if scaled is None else sum_of_scaled_values(scaled, args, kwargs, out)
     product = as_einsum(name, args, kwargs)
     if product is None:
@@ -52,6 +55,8 @@ def find_weighted_sum(
     for i, weights in enumerate(operands):
         values, result = operands[1 - i], tracker.get(weights)
         if result is None or result.stage not in ("weights", "sigmoid") or comes_from_softmax(tracker, values, result):
+            continue
+        if name == "linear" and result.is_gate:  # features that are weighted by a softmax
             continue
         layout = einsum_layout(equation, i == 0, weights.dim(), values.dim())
         if layout is None or not is_over_keys(layout, result, name, values):
@@ -150,9 +155,9 @@ def sum_of_scaled_values(scaled: ScaledValues, args: Any, kwargs: Any, out: Tens
     num_axes = max(scaled.weights.dim(), scaled.values.dim())
     product = argument(args, kwargs, 0, "input")
     axes = reduced_axes("sum", product, None, args, kwargs)
-    if axes != [scaled.axis]:
+    if len(axes) != 1:
         return None
-    letters = ascii_lowercase[:num_axes]
+    letters, key = ascii_lowercase[:num_axes], ascii_lowercase[axes[0]]
     keeps_axis = out.dim() == num_axes
     terms, tensors = [], []
     for x in (scaled.weights, scaled.values):
@@ -160,14 +165,12 @@ def sum_of_scaled_values(scaled: ScaledValues, args: Any, kwargs: Any, out: Tens
         sizes = dict(zip(own, x.shape, strict=True))
         full = dict(zip(letters, product.shape, strict=True))
         strides = dict(zip(own, x.stride(), strict=True))
-        missing = {a for a in own if full[a] > 1 and (sizes[a] == 1 or strides[a] == 0) and a != letters[scaled.axis]}
+        missing = {a for a in own if full[a] > 1 and (sizes[a] == 1 or strides[a] == 0) and a != key}
         tensors.append(x[tuple(0 if letter in missing else slice(None) for letter in own)])
         terms.append("".join(letter for letter in own if letter not in missing))
-    out_letters = letters.replace(letters[scaled.axis], "")
+    out_letters = letters.replace(key, "")
     layout = einsum_layout(f"{terms[0]},{terms[1]}->{out_letters}", True, tensors[0].dim(), tensors[1].dim())
     if layout is None:
         return None
-    result = scaled.result
-    axis = terms[0].index(letters[scaled.axis])
-    result = SoftmaxResult(axis, result.original_shape, None, result.dropout, result.softmaxes, result.stage)
-    return WeightedSum(*tensors, layout, result, out, scaled.axis if keeps_axis else None)
+    result = replace(scaled.result, axis=terms[0].find(letters[scaled.axis]))
+    return WeightedSum(tensors[0], tensors[1], layout, result, out, axes[0] if keeps_axis else None)

@@ -83,6 +83,10 @@ class SoftmaxResult:
     stage: Stage = "weights"
     is_partial: bool = False
     """whether some of the keys were cut off, or others appended"""
+    factor: tuple[Tensor, Tensor] | None = None
+    """weights and values of the same shape whose product this is: weights, unless a sum over the keys follows"""
+    is_gate: bool = False
+    """whether the weights were multiplied with such a factor, so that they may be weights of features"""
 
     def before_dropout(self, tracked: Tensor) -> Tensor:
         return tracked if self.undropped is None else self.undropped
@@ -149,6 +153,9 @@ class SoftmaxTracker:
     def get_scaled(self, x: Any) -> ScaledValues | None:
         return self.scaled.get(x) if id(x) in self.ids and isinstance(x, Tensor) else None
 
+    def is_from_softmax(self, x: Tensor) -> bool:
+        return id(x) in self.ids and (x in self.results or x in self.lost)
+
     def put(self, table: Any, x: Tensor, entry: Any) -> None:
         for other in (self.results, self.lost, self.scaled):
             if other is not table:
@@ -195,12 +202,13 @@ class SoftmaxTracker:
 
     def call(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """func(*args, **kwargs), whose output is tracked if one of its arguments is."""
-        source = next((x for x in flat(args, kwargs) if self.get(x) is not None), None)
-        if source is None:
+        sources = self.sources(args, kwargs)
+        if not sources:
             out = func(*args, **kwargs)
-            self.follow(name, func, args, kwargs, out)
+            if self.random or self.lost or self.scaled:
+                self.follow(name, func, args, kwargs, out)
             return out
-        result = self.results[source]
+        source, result = sources[0]
         rate = self.dropout(name, source, args, kwargs) if result.stage in ("weights", "sigmoid") else 0.0
         undropped = result.before_dropout(source)
         if rate and undropped is source and is_in_place(name, args, kwargs):
@@ -212,11 +220,15 @@ class SoftmaxTracker:
             self.follow(name, func, args, kwargs, out)
         return out
 
+    def sources(self, args: Any, kwargs: Any) -> list[tuple[Tensor, SoftmaxResult]]:
+        """The tracked arguments of a call, weights first: a sigmoid that they are multiplied with is only a gate."""
+        found = [(x, result) for x in flat(args, kwargs) if (result := self.get(x)) is not None]
+        return found if len(found) < 2 else sorted(found, key=lambda pair: pair[1].stage == "sigmoid")
+
     def follow(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
         """Track or mark the output of a step that is neither dropout nor a weighted sum."""
         tensors = [x for x in flat(args, kwargs) if id(x) in self.ids and isinstance(x, Tensor)]
-        sources = [(x, self.results[x]) for x in tensors if x in self.results]
-        if sources:
+        if sources := self.sources(args, kwargs):
             self.track(name, func, sources, args, kwargs, out)
         for x in tensors:
             if x in self.random and name in MASK_STEPS:
@@ -245,17 +257,20 @@ class SoftmaxTracker:
             return
         axes = axes_after(name, func, source, result.axis, args, kwargs, target)
         if axes is None:
-            if name not in SUMS:
+            if name not in SUMS and result.stage != "sigmoid" and not (result.is_gate and name == "linear"):
                 self.lose(name, softmaxes, target, args)
             return
         undropped = self.undropped_outputs(name, func, source, result, args, kwargs)
         for i, (x, axis) in enumerate(zip(flat((target,), {}), axes, strict=False)):
             if axis is None:
-                if name not in SUMS and not reduced_axes(name, source, result.axis, args, kwargs):
+                is_gate_of_features = result.is_gate and name == "linear"
+                if name not in SUMS and result.stage != "sigmoid" and not is_gate_of_features:
                     self.lose(name, softmaxes, x, args)
             else:
                 is_partial = result.is_partial or x.shape[axis] != source.shape[result.axis]
-                entry = replace(result, axis=axis, softmaxes=softmaxes, is_partial=is_partial)
+                factor = dense_factor(name, source, args, kwargs) or (result.factor if name in CASTS else None)
+                entry = replace(result, axis=axis, softmaxes=softmaxes, is_partial=is_partial, factor=factor)
+                entry = replace(entry, is_gate=result.is_gate or factor is not None)
                 self.put(self.results, x, replace(entry, undropped=None if undropped is None else undropped[i]))
 
     def undropped_outputs(
@@ -297,7 +312,9 @@ class SoftmaxTracker:
 
     def mark(self, name: str, lost: Lost, source: Tensor, out: Any, args: Any) -> None:
         """The next step of a tensor whose exact weights are lost."""
-        if name in PRODUCT_NAMES or (lost.is_scaled and name == "sum"):
+        if name in PRODUCT_NAMES and all(self.is_from_softmax(x) for x in flat(args, {}) if isinstance(x, Tensor)):
+            self.lose(name, lost.softmaxes, out, args)  # a product of softmaxes, as in an iterated inverse
+        elif name in PRODUCT_NAMES or (lost.is_scaled and name == "sum"):
             for softmax in lost.softmaxes:
                 softmax.is_multiplied = True
         elif name in SUMS:
@@ -351,6 +368,16 @@ def is_gate(name: str, source: Tensor, args: Any) -> bool:
     """sigmoid(x) * y is a gate, not attention, unless y is a number or a mask."""
     others = [x for x in args if isinstance(x, Tensor) and x is not source]
     return name in MULTIPLICATIONS and any(x.is_floating_point() and x.dim() > 0 for x in others)
+
+
+def dense_factor(name: str, source: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """(weights, factor) of a product with a tensor of the same shape that is no mask of 0 and 1."""
+    if name not in MULTIPLICATIONS:
+        return None
+    other = next((x for x in (*args, *kwargs.values()) if x is not source), None)
+    if not isinstance(other, Tensor) or other.shape != source.shape or not other.is_floating_point() or other.is_meta:
+        return None
+    return None if bool(((other == 0) | (other == 1)).all()) else (source, other)
 
 
 def is_weighting(name: str, source: Tensor, args: Any, out: Any) -> bool:

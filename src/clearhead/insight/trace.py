@@ -233,8 +233,15 @@ class AttentionTrace:
         raise unknown_name(name, self.records)
 
     def verify(self) -> dict[str, float]:
-        """For each layer, the largest |weights @ v - output of the kernel|. Layers with dropout are left out."""
-        return {name: record.verify() for name, record in self.items() if not record.call.dropout}
+        """For each layer, the largest |weights @ v - output of the kernel|.
+
+        Layers with dropout, and those whose tensors the model changed in place afterwards, are left out.
+        """
+        return {
+            name: record.verify()
+            for name, record in self.items()
+            if not record.call.dropout and not record.call.is_stale
+        }
 
     def plot(
         self,
