@@ -23,7 +23,20 @@ ELEMENTWISE = (
         *("div", "div_", "true_divide", "__truediv__", "__itruediv__", "__div__", "__idiv__", "pow", "__pow__"),
         *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__", "rsub"),
         *("detach", "detach_", "data", "alias", "requires_grad_", "copy_", "__setitem__", "neg", "fill_diagonal_"),
-        *("tril", "triu", "tril_", "triu_", "round", "lerp", "zero_", "__get__", "positive", "abs", "maximum"),
+        *(
+            "tril",
+            "triu",
+            "tril_",
+            "triu_",
+            "round",
+            "lerp",
+            "zero_",
+            "__get__",
+            "positive",
+            "abs",
+            "maximum",
+            "normalize",
+        ),
     }
 )
 SHAPE_OPS = {
@@ -144,6 +157,7 @@ def axis_after_shape_op(
 def only_axis(x: Tensor) -> int | None:
     """The only axis with a stride: a slice keeps it, a select removes it, and a split or a copy makes several."""
     axes = [i for i, n in enumerate(x.shape) if n > 1 and x.stride(i) != 0]
+    axes = axes or [i for i, n in enumerate(x.shape) if n == 1 and x.stride(i) != 0]  # a slice of one key
     return axes[0] if len(axes) == 1 else None
 
 

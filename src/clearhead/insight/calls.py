@@ -111,12 +111,16 @@ class SDPACall:
     @property
     def k(self) -> Tensor:
         self.check("raw_k")
-        return repeat_kv_heads(to_4d(with_heads(self.raw_k)), self.q.shape[1])
+        return repeat_kv_heads(to_4d(with_heads(self.raw_k)), self.num_heads)
 
     @property
     def v(self) -> Tensor:
         self.check("raw_v")
-        return repeat_kv_heads(to_4d(with_heads(self.raw_v)), self.q.shape[1])
+        return repeat_kv_heads(to_4d(with_heads(self.raw_v)), self.num_heads)
+
+    @property
+    def num_heads(self) -> int:
+        return self.arrange_out(self.alias).shape[1]
 
     @property
     def num_keys(self) -> int:
@@ -142,7 +146,7 @@ class SDPACall:
 
     def values(self, heads: list[int]) -> Tensor:
         self.check("raw_v")
-        return select_heads(to_4d(with_heads(self.raw_v)), heads, self.q.shape[1])
+        return select_heads(to_4d(with_heads(self.raw_v)), heads, self.num_heads)
 
     def mask_for(self, heads: list[int], rows: Rows) -> Tensor | None:
         """A bool or additive mask that broadcasts to (B,heads,rows,K)."""

@@ -179,6 +179,8 @@ class Capture:
             return out
         for softmax in found.result.softmaxes:
             softmax.is_recorded = True
+        if (values := self.tracker.get(found.values)) is not None and values.stage == "weights":
+            self.tracker.lose(name, values.softmaxes, out, ())  # the values are weights too
         notes = [] if found.is_normalized_over_keys else ["not normalized over the keys"]
         if found.result.stage == "sigmoid":
             notes = ["sigmoid: rows do not sum to 1"]
@@ -188,7 +190,7 @@ class Capture:
             found.weights, found.values, found.layout, found.result.dropout, found.out, kept_axis=found.kept_axis
         )
         kernel = "sigmoid" if found.result.stage == "sigmoid" else "softmax"
-        replaced = self.report(call, kernel, notes)
+        replaced = self.report(call, kernel, found.out, notes)
         if replaced is found.out:
             return out
         replaced = replaced if found.out is out else out + (replaced - found.out)
@@ -219,7 +221,7 @@ class Capture:
             return self.on_nested(query, key, value, is_causal, scale, out)
         if isinstance(attn_mask, CausalBias):  # a subclass of Tensor that has no numbers of its own
             attn_mask = attn_mask._materialize(query.device)
-        return self.report(SDPACall(query, key, value, attn_mask, dropout_p, is_causal, scale, out), "sdpa")
+        return self.report(SDPACall(query, key, value, attn_mask, dropout_p, is_causal, scale, out), "sdpa", out)
 
     def on_nested(
         self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, out: Tensor
@@ -236,7 +238,7 @@ class Capture:
         if is_causal:
             mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool, device=q.device).tril()
         call = SDPACall(q, k, v, mask, 0.0, False, scale, padded)
-        if self.report(call, "sdpa", ["nested tensors, padded"]) is not padded:
+        if self.report(call, "sdpa", padded, ["nested tensors, padded"]) is not padded:
             raise ValueError("attention of nested tensors cannot be edited")
         return out
 
@@ -253,7 +255,7 @@ class Capture:
             self.give_up("flex_attention", "its score or mask function captures tensors", tuple(query.shape))
             return result
         call = SDPACall(query, key, value, None, 0.0, False, scale, out, score_mod, block_mask[-1])
-        replaced = self.report(call, "flex_attention")
+        replaced = self.report(call, "flex_attention", out)
         return result if replaced is out else (replaced, *result[1:]) if isinstance(result, tuple) else replaced
 
     def on_torch_nn(self, func: FunctionType, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -276,7 +278,8 @@ class Capture:
         module = self.stack.running[-1].module
         return module.num_heads if isinstance(module, nn.MultiheadAttention) else 0
 
-    def report(self, call: AttentionCall, kernel: str, notes: Iterable[str] = ()) -> Tensor:
+    def report(self, call: AttentionCall, kernel: str, out: Tensor, notes: Iterable[str] = ()) -> Tensor:
+        """The output that the model continues with: `out`, unless the receiver replaces it."""
         notes = list(notes)
         if self.stack.running[-1].is_compiled:
             notes.append("compiled, ran eagerly")
@@ -286,7 +289,8 @@ class Capture:
                 notes.append("without its fast path")
         if call.dropout:
             notes.append(f"dropout {call.dropout:g}, not verified")
-        return self.receive(self.next_name(), call, kernel, "; ".join(notes))
+        received = self.receive(self.next_name(), call, kernel, "; ".join(notes))
+        return out if received is call.raw_out else received
 
     def path(self) -> str:
         innermost = self.stack.running[-1]

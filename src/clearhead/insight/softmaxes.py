@@ -34,7 +34,8 @@ from clearhead.insight.axes import (
 __all__ = ["CASTS", "MULTIPLICATIONS", "SHAPE_OPS", "SOFTMAXES", "Softmax", "SoftmaxResult", "SoftmaxTracker"]
 
 SOFTMAXES = {"softmax", "_safe_softmax"}
-STARTS = SOFTMAXES | {"log_softmax", "exp", "exp_", "logsumexp", "sigmoid", "sigmoid_"}
+LOG_SOFTMAXES = {"log_softmax", "special_log_softmax"}
+STARTS = SOFTMAXES | LOG_SOFTMAXES | {"special_softmax", "exp", "exp_", "logsumexp", "sigmoid", "sigmoid_"}
 RANDOM = {"rand", "rand_like", "bernoulli", "bernoulli_", "uniform_"}
 MASK_STEPS = {
     *("lt", "gt", "le", "ge", "__lt__", "__gt__", "__le__", "__ge__", "logical_not", "__invert__", "bool", "floor"),
@@ -129,7 +130,8 @@ class SoftmaxTracker:
         """of all tensors that were ever tracked: a fast test that nearly all tensors fail"""
         self.softmaxes: list[Softmax] = []
         self.exponentials: list[Softmax] = []
-        """exp(x) whose sum was computed: a softmax if it is divided by that sum, before or after a product"""
+        self.multiplied: list[Softmax] = []
+        """exp(x) whose sum was computed, and exp(x) that was multiplied: a softmax if it is divided by the sum later"""
         self.path = ""
         """the module that is running"""
 
@@ -141,7 +143,8 @@ class SoftmaxTracker:
         return bool(self.ids)
 
     def unresolved(self) -> list[Softmax]:
-        divided_later = {x: None for x in self.exponentials if x not in self.softmaxes and x.lost_at}
+        sums = {softmax.shape for softmax in self.exponentials}
+        divided_later = [x for x in self.multiplied if x not in self.softmaxes and x.shape in sums]
         return [*divided_later, *(softmax for softmax in self.softmaxes if softmax.is_unresolved)]
 
     def get(self, x: Any) -> SoftmaxResult | None:
@@ -153,8 +156,10 @@ class SoftmaxTracker:
     def get_scaled(self, x: Any) -> ScaledValues | None:
         return self.scaled.get(x) if id(x) in self.ids and isinstance(x, Tensor) else None
 
-    def is_from_softmax(self, x: Tensor) -> bool:
-        return id(x) in self.ids and (x in self.results or x in self.lost)
+    def is_product_of_softmaxes(self, args: Any) -> bool:
+        """Whether all operands came from softmaxes, as in an iterated inverse: values may still follow."""
+        operands = [x for x in flat(args, {}) if isinstance(x, Tensor)]
+        return all(id(x) in self.ids and (x in self.results or x in self.lost) for x in operands)
 
     def put(self, table: Any, x: Tensor, entry: Any) -> None:
         for other in (self.results, self.lost, self.scaled):
@@ -179,7 +184,7 @@ class SoftmaxTracker:
         elif name in ("sigmoid", "sigmoid_") and out.dim() > 2:
             self.add(out, out.dim() - 1, "sigmoid", "sigmoid")
         elif isinstance(dim, int) and out.dim() > 1:
-            self.add(out, dim % out.dim(), name, "log weights" if name == "log_softmax" else "weights")
+            self.add(out, dim % out.dim(), name, "log weights" if name in LOG_SOFTMAXES else "weights")
 
     def start_exp(self, out: Tensor, source: SoftmaxResult | None) -> None:
         if source is not None and source.stage in ("log weights", "x - logsumexp"):
@@ -295,7 +300,7 @@ class SoftmaxTracker:
             self.put(self.results, out, replace(result, stage="x - logsumexp"))
         elif name in DIVISIONS and stages[:2] == ["exp", "sum of exp"] and args[0] is source:
             total = sources[1][1]
-            if result.softmaxes == total.softmaxes and source.dim() == out.dim():
+            if result.original_shape == total.original_shape and source.dim() == out.dim():
                 softmax = result.softmaxes[0]
                 if softmax not in self.softmaxes:
                     self.softmaxes.append(softmax)
@@ -309,16 +314,15 @@ class SoftmaxTracker:
             self.put(self.results, out, result)
         elif result.stage == "exp" and name in PRODUCT_NAMES:  # to be divided by the sum afterwards
             result.softmaxes[0].lost_at = f"{name} before the division by the sum"
+            self.multiplied.append(result.softmaxes[0])
 
     def mark(self, name: str, lost: Lost, source: Tensor, out: Any, args: Any) -> None:
         """The next step of a tensor whose exact weights are lost."""
-        if name in PRODUCT_NAMES and all(self.is_from_softmax(x) for x in flat(args, {}) if isinstance(x, Tensor)):
-            self.lose(name, lost.softmaxes, out, args)  # a product of softmaxes, as in an iterated inverse
+        if name in PRODUCT_NAMES and self.is_product_of_softmaxes(args):
+            self.lose(name, lost.softmaxes, out, args)
         elif name in PRODUCT_NAMES or (lost.is_scaled and name == "sum"):
             for softmax in lost.softmaxes:
                 softmax.is_multiplied = True
-        elif name in SUMS:
-            return
         elif name in MULTIPLICATIONS and isinstance(out, Tensor) and out.numel() > source.numel():
             if not any(softmax.lost_at in SELECTIONS for softmax in lost.softmaxes) and not lost.is_scaled:
                 self.lose(name, lost.softmaxes, out, args, is_scaled=True)
@@ -327,11 +331,15 @@ class SoftmaxTracker:
 
     def lose(self, name: str, softmaxes: tuple[Softmax, ...], out: Any, args: Any, is_scaled: bool = False) -> None:
         """From here on, the tensor is only marked. Writing into a view marks the tensor that it is a view of."""
+        is_product = name in PRODUCT_NAMES and not self.is_product_of_softmaxes(args)
         for softmax in softmaxes:
             softmax.lost_at = softmax.lost_at or name
+            softmax.is_multiplied = softmax.is_multiplied or is_product
         for x in flat((out,), {}):
-            if isinstance(x, Tensor) and x.is_floating_point():
-                self.put(self.lost, x, Lost(softmaxes, is_scaled))
+            if isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()):
+                known = self.get_lost(x)
+                merged = softmaxes + known.softmaxes if known else softmaxes
+                self.put(self.lost, x, Lost(tuple(dict.fromkeys(merged)), is_scaled))
                 base = x._base if not x.is_inference() else None
                 if base is not None and args and x is args[0]:
                     self.put(self.lost, base, Lost(softmaxes, is_scaled))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from clearhead.insight.calls import AttentionCall, Rows
 from clearhead.insight.capture import LOOKED_FOR, Unresolved, capture_attention, join_names, unknown_name
@@ -75,7 +76,7 @@ def look(
     for name in () if isinstance(keep, str) else keep:
         if name not in names:
             raise unknown_name(name, names)
-    return AttentionTrace(output, records, names, unresolved, count)
+    return AttentionTrace(output, records, names, unresolved, count, leading_sizes((args, kwargs)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -192,6 +193,7 @@ class AttentionTrace:
         names: Sequence[str],
         unresolved: Sequence[Unresolved] = (),
         is_counted: bool = False,
+        leading_sizes: frozenset[int] = frozenset(),
     ):
         self.output, self.records = output, records
         self.names = list(names)
@@ -200,6 +202,8 @@ class AttentionTrace:
         """attention of the pass that became no record, with the operation where it was lost"""
         self.is_counted = is_counted
         """whether the operators that really ran were counted, so that nothing is missing here"""
+        self.leading_sizes = leading_sizes
+        """the sizes of the first two axes of the inputs, one of which is the batch"""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -231,6 +235,10 @@ class AttentionTrace:
                 f"{name!r} was not kept, only {join_names(list(self.records))}; use look(keep=[{name!r}])"
             )
         raise unknown_name(name, self.records)
+
+    def is_batch_size(self, size: int) -> bool:
+        """Whether a layer with this batch can have attended over whole inputs, rather than inside windows."""
+        return not self.leading_sizes or size == 1 or size in self.leading_sizes
 
     def verify(self) -> dict[str, float]:
         """For each layer, the largest |weights @ v - output of the kernel|.
@@ -301,6 +309,11 @@ class AttentionTrace:
         if len(self.unresolved) > MAX_LISTED:
             lines.append(f"and {len(self.unresolved) - MAX_LISTED} more unresolved")
         return "\n".join([*lines, *([] if self.is_counted else ["operators not counted"])])
+
+
+def leading_sizes(inputs: Any) -> frozenset[int]:
+    tensors = (x for x in tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_nested)
+    return frozenset(size for x in tensors for size in x.shape[:2])
 
 
 def align_columns(table: list[list[str]], right: set[int]) -> list[str]:
