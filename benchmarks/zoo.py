@@ -24,6 +24,7 @@ import multiprocessing
 import sys
 import time
 import warnings
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,14 @@ def measure(entry: Entry, examine: bool = False) -> dict[str, Any]:
         torch.manual_seed(3)
         result |= judged_look(model, args, kwargs, plain)
         if state_of(model) != state:
-            result |= {"class": "wrong", "why": "the model or a global setting changed"}
-        result |= peers(entry, model, args, kwargs, result.pop("weights", []))
+            result |= {"class": "wrong", "why": "the model, a random state or a global setting changed"}
+        if names := result.pop("names", []):
+            interrupted_edit(model, args, kwargs, names[0])
+            torch.manual_seed(3)
+            model(*args, **kwargs)
+            if state_of(model) != state:
+                result |= {"class": "wrong", "why": "an exception inside edit left a change behind"}
+        result |= peers(entry, model, args, kwargs)
     if examine:
         result["doctor"] = doctor_verdict(model, args, kwargs)
     return result
@@ -86,7 +93,17 @@ def judged_look(model: nn.Module, args: Any, kwargs: Any, plain: Any) -> dict[st
         result |= {"class": "wrong", "why": f"weights @ v differs from the output: {errors}"[:300]}
     if not same(trace.output, plain):
         result |= {"class": "wrong", "why": "the output of the model changed"}
-    return result | {"weights": [record.weights() for record in trace.values()]}
+    return result | {"names": list(trace)}
+
+
+def interrupted_edit(model: nn.Module, args: Any, kwargs: Any, name: str) -> None:
+    """A pass that an exception ends in the middle of an edited layer."""
+
+    def fail(weights: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError), clearhead.edit(model, name, pattern=fail):
+        model(*args, **kwargs)
 
 
 def limit(out: Tensor) -> float:
@@ -109,7 +126,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def state_of(model: nn.Module) -> Any:
-    """Everything that must not change: parameters, buffers, hooks, modes, `forward` and the switches of torch."""
+    """Everything that must not change: parameters, hooks, modes, `forward`, random state and switches of torch."""
     modules = [
         (module.training, "forward" in vars(module), len(module._forward_hooks), len(module._forward_pre_hooks))
         for module in model.modules()
@@ -117,16 +134,16 @@ def state_of(model: nn.Module) -> Any:
     parameters = [(name, x._version, x.data_ptr(), x.requires_grad) for name, x in model.named_parameters()]
     switches = torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(), torch.get_default_dtype()
     stacks = torch.overrides._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    return modules, parameters, switches, stacks
+    return modules, parameters, switches, stacks, torch.get_rng_state().tolist()
 
 
 # What other tools see on the same models
 
 
-def peers(entry: Entry, model: nn.Module, args: Any, kwargs: Any, recorded: list[Tensor]) -> dict[str, Any]:
+def peers(entry: Entry, model: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     result: dict[str, Any] = {"hooks": is_complete(lambda: hooked(model, args, kwargs))}
     if entry["library"] == "transformers":
-        result["own"] = is_complete(lambda: own_weights(entry, recorded, result))
+        result["own"] = is_complete(lambda: own_weights(entry, result))
     if entry["library"] == "timm":
         result["own"] = is_complete(lambda: extracted(model, args))
     return result
@@ -163,15 +180,15 @@ def hooked(model: nn.Module, args: Any, kwargs: Any) -> int:
     return len(found)
 
 
-def own_weights(entry: Entry, recorded: list[Tensor], result: dict[str, Any]) -> int:
-    """output_attentions of the eager implementation. Weights that `look` records with other numbers are wrong."""
+def own_weights(entry: Entry, result: dict[str, Any]) -> int:
+    """output_attentions of the eager implementation. In the same pass, `look` must record the same numbers."""
     eager, args, kwargs = build(entry, "eager")
-    torch.manual_seed(3)
-    output = eager(*args, **kwargs, output_attentions=True)
+    trace = clearhead.look(eager, *args, **kwargs, output_attentions=True)
     own: dict[int, Tensor] = {}
-    for name, value in output.items():
+    for name, value in trace.output.items():
         if "attentions" in name:
             own |= {memory(x): x for x in tree_leaves(value) if isinstance(x, Tensor)}
+    recorded = [record.weights() for record in trace.values()]
     for x in own.values():
         alike = [weights for weights in recorded if weights.shape == x.shape]
         if alike and not any(torch.allclose(weights.float(), x.float(), atol=TOLERANCE) for weights in alike):

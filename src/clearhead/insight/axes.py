@@ -3,7 +3,7 @@
 Dims: B batch, H heads, Q queries, K keys, Dv width of values.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,19 @@ JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack"}
 REDUCTIONS = {"sum", "mean", "nansum", "amax", "amin"}
 HEAD_MIXERS = {"linear", "layer_norm", "conv2d"}
 """steps across the heads; einsum may be one too, unless it is the weighted sum of the values"""
-SELECTIONS = {"topk", "sort", "gather", "scatter", "scatter_", "index_select", "index_put_", "max", "min", "one_hot"}
+SELECTIONS = {
+    "topk",
+    "sort",
+    "gather",
+    "scatter",
+    "scatter_",
+    "index_select",
+    "index_put_",
+    "max",
+    "min",
+    "one_hot",
+    "index",
+}
 """steps of a router, which chooses experts"""
 
 
@@ -204,6 +216,49 @@ def is_in_place(name: str, args: Any, kwargs: Any) -> bool:
     if name in DROPOUTS and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
         return True
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def flat(args: Any, kwargs: Any) -> Iterator[Any]:
+    """The arguments of a call, with those in lists and tuples."""
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(x, list | tuple):
+            yield from x
+        else:
+            yield x
+
+
+def is_view(name: str, args: Any) -> bool:
+    """Whether all elements stay together: a router of experts gathers its weighted values by an index instead."""
+    return name in SHAPE_OPS | CASTS and not (
+        name == "__getitem__" and any(isinstance(x, Tensor) for x in flat(args[1:], {}))
+    )
+
+
+def is_gate(name: str, source: Tensor, args: Any) -> bool:
+    """sigmoid(x) * y is a gate, not attention, unless y is a number or a mask."""
+    others = [x for x in args if isinstance(x, Tensor) and x is not source]
+    return name in MULTIPLICATIONS and any(x.is_floating_point() and x.dim() > 0 for x in others)
+
+
+def dense_factor(name: str, source: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """(weights, factor) of a product with a tensor of the same shape that is no mask of 0 and 1."""
+    if name not in MULTIPLICATIONS:
+        return None
+    other = next((x for x in (*args, *kwargs.values()) if x is not source), None)
+    if not isinstance(other, Tensor) or other.shape != source.shape or not other.is_floating_point() or other.is_meta:
+        return None
+    return None if bool(((other == 0) | (other == 1)).all()) else (source, other)
+
+
+def is_weighting(name: str, source: Tensor, args: Any, out: Any) -> bool:
+    """Whether weights are multiplied elementwise with values of a larger shape, to be summed afterwards."""
+    if name not in MULTIPLICATIONS or len(args) < 2 or not isinstance(out, Tensor):
+        return False
+    other = args[1] if args[0] is source else args[0]
+    if not isinstance(other, Tensor) or not other.is_floating_point():
+        return False
+    is_expanded = any(n > 1 and stride == 0 for n, stride in zip(source.shape, source.stride(), strict=True))
+    return out.shape != source.shape or is_expanded
 
 
 # Layouts of weighted sums

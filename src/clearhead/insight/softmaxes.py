@@ -4,12 +4,11 @@ In between, a model may apply dropout, cast, mask, rescale, reshape, slice and j
 The result of each step is tracked, together with the same tensor without dropout. `log_softmax(x).exp()`,
 `exp(x) / exp(x).sum()` and `exp(x - logsumexp(x))` are softmaxes too, and a sigmoid may take the place of one.
 
-After a step that is not known here, the exact weights are lost. The tensor is then only marked: if it is multiplied
-later, its softmax is unresolved, and `look` says so. A result that multiplies no values, such as the probabilities of a
-classifier, is forgotten when its tensor is freed.
+After an unknown step the weights are lost: the tensor is only marked, and its softmax is unresolved if it is multiplied
+later. A result that multiplies no values, such as the probabilities of a classifier, is forgotten with its tensor.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,8 +25,13 @@ from clearhead.insight.axes import (
     SHAPE_OPS,
     axes_after,
     call_with,
+    dense_factor,
     dropout_rate,
+    flat,
+    is_gate,
     is_in_place,
+    is_view,
+    is_weighting,
     reduced_axes,
 )
 
@@ -210,8 +214,7 @@ class SoftmaxTracker:
         sources = self.sources(args, kwargs)
         if not sources:
             out = func(*args, **kwargs)
-            if self.random or self.lost or self.scaled:
-                self.follow(name, func, args, kwargs, out)
+            self.follow(name, func, args, kwargs, out)
             return out
         source, result = sources[0]
         rate = self.dropout(name, source, args, kwargs) if result.stage in ("weights", "sigmoid") else 0.0
@@ -233,6 +236,8 @@ class SoftmaxTracker:
     def follow(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
         """Track or mark the output of a step that is neither dropout nor a weighted sum."""
         tensors = [x for x in flat(args, kwargs) if id(x) in self.ids and isinstance(x, Tensor)]
+        if not tensors:
+            return
         if sources := self.sources(args, kwargs):
             self.track(name, func, sources, args, kwargs, out)
         for x in tensors:
@@ -240,7 +245,7 @@ class SoftmaxTracker:
                 self.start_random(out)
             if (lost := self.lost.get(x)) is not None:
                 self.mark(name, lost, x, out, args)
-            if x in self.scaled and name in SHAPE_OPS | CASTS:
+            if x in self.scaled and is_view(name, args):
                 self.lose(name, self.scaled[x].result.softmaxes, out, args, is_scaled=True)
 
     def track(
@@ -294,8 +299,7 @@ class SoftmaxTracker:
         """The steps from log_softmax, exp or logsumexp to weights."""
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return
-        source, result = sources[0]
-        stages = [other.stage for _, other in sources]
+        (source, result), stages = sources[0], [other.stage for _, other in sources]
         if name in SUBTRACTIONS and result.stage == "logsumexp" and args[0] is not source:
             self.put(self.results, out, replace(result, stage="x - logsumexp"))
         elif name in DIVISIONS and stages[:2] == ["exp", "sum of exp"] and args[0] is source:
@@ -310,7 +314,7 @@ class SoftmaxTracker:
             if len(axes) == 1:
                 self.exponentials.append(result.softmaxes[0])
                 self.put(self.results, out, replace(result, stage="sum of exp", axis=axes[0]))
-        elif name in ELEMENTWISE | SHAPE_OPS | CASTS and (result.stage != "exp" or out.shape == source.shape):
+        elif name in ELEMENTWISE | SHAPE_OPS and (result.stage != "exp" or out.shape == source.shape):
             self.put(self.results, out, result)
         elif result.stage == "exp" and name in PRODUCT_NAMES:  # to be divided by the sum afterwards
             result.softmaxes[0].lost_at = f"{name} before the division by the sum"
@@ -326,7 +330,7 @@ class SoftmaxTracker:
         elif name in MULTIPLICATIONS and isinstance(out, Tensor) and out.numel() > source.numel():
             if not any(softmax.lost_at in SELECTIONS for softmax in lost.softmaxes) and not lost.is_scaled:
                 self.lose(name, lost.softmaxes, out, args, is_scaled=True)
-        elif not lost.is_scaled or name in SHAPE_OPS | CASTS:
+        elif not lost.is_scaled or is_view(name, args):
             self.lose(name, lost.softmaxes, args[0] if name == "__setitem__" else out, args, lost.is_scaled)
 
     def lose(self, name: str, softmaxes: tuple[Softmax, ...], out: Any, args: Any, is_scaled: bool = False) -> None:
@@ -361,39 +365,3 @@ PRODUCT_NAMES = {
     *("baddbmm_", "addbmm_", "addmm_", "addmv_"),
 }
 """operations that multiply and sum"""
-
-
-def flat(args: Any, kwargs: Any) -> Iterator[Any]:
-    """The arguments of a call, with those in lists and tuples."""
-    for x in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(x, list | tuple):
-            yield from x
-        else:
-            yield x
-
-
-def is_gate(name: str, source: Tensor, args: Any) -> bool:
-    """sigmoid(x) * y is a gate, not attention, unless y is a number or a mask."""
-    others = [x for x in args if isinstance(x, Tensor) and x is not source]
-    return name in MULTIPLICATIONS and any(x.is_floating_point() and x.dim() > 0 for x in others)
-
-
-def dense_factor(name: str, source: Tensor, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
-    """(weights, factor) of a product with a tensor of the same shape that is no mask of 0 and 1."""
-    if name not in MULTIPLICATIONS:
-        return None
-    other = next((x for x in (*args, *kwargs.values()) if x is not source), None)
-    if not isinstance(other, Tensor) or other.shape != source.shape or not other.is_floating_point() or other.is_meta:
-        return None
-    return None if bool(((other == 0) | (other == 1)).all()) else (source, other)
-
-
-def is_weighting(name: str, source: Tensor, args: Any, out: Any) -> bool:
-    """Whether weights are multiplied elementwise with values of a larger shape, to be summed afterwards."""
-    if name not in MULTIPLICATIONS or len(args) < 2 or not isinstance(out, Tensor):
-        return False
-    other = args[1] if args[0] is source else args[0]
-    if not isinstance(other, Tensor) or not other.is_floating_point():
-        return False
-    is_expanded = any(n > 1 and stride == 0 for n, stride in zip(source.shape, source.stride(), strict=True))
-    return out.shape != source.shape or is_expanded
