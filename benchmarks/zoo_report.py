@@ -11,6 +11,12 @@ import transformers
 
 PAGE = Path(__file__).parents[1] / "docs/zoo.md"
 LIST = Path(__file__).with_name("zoo_architectures.json")
+OTHER_NUMBERS = {
+    "prophetnet": "returns the scores before the softmax; their softmax is what `look` records, exactly",
+    "squeezebert": "returns the scores before the softmax; their softmax is what `look` records, exactly",
+    "wavlm": "returns the mean over the heads, which is that of the recorded weights, exactly",
+}
+"""what a model returns as its attention weights, where it is something else"""
 LIBRARIES = {
     "transformers": "Hugging Face transformers",
     "timm": "timm",
@@ -81,8 +87,8 @@ def comparison(results: list[Result]) -> str:
         "## Beside other tools",
         "",
         "The number of models on which a tool returns at least as many attention tensors as the judge counts.",
-        "`output_attentions` runs with the eager implementation, AttentionExtract of timm without fused attention; plain",
-        "hooks are forward hooks on every module that keep outputs whose rows sum to 1.",
+        "`output_attentions` runs with the eager implementation, AttentionExtract of timm without fused attention;",
+        "plain hooks are forward hooks on every module that keep outputs whose rows sum to 1.",
         "",
         "| architectures | number | `look` | the library's own tool | plain hooks |",
         "|---|---|---|---|---|",
@@ -112,9 +118,9 @@ def incomplete(results: list[Result]) -> str:
             lines.append(
                 f"| {name} | {result['kind']} | {counts} | {CLASSES.get(result['class'], result['class'])}: {why} |"
             )
-    differing = [f"- {r['name']}: {r['differs']}" for r in results if "differs" in r]
+    differing = [f"- {r['name']}: {OTHER_NUMBERS.get(r['name'], r['differs'])}" for r in results if "differs" in r]
     if differing:
-        lines += ["", "Models whose own weights are other numbers than those recorded:", "", *differing]
+        lines += ["", "Models whose `output_attentions` are other numbers than the recorded weights:", "", *differing]
     return "\n".join([*lines, ""])
 
 
