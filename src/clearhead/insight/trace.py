@@ -13,17 +13,17 @@ Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width
 """
 
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
-from dataclasses import dataclass
-from numbers import Integral
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from clearhead.insight.calls import AttentionCall, Rows
-from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
-from clearhead.messages import html_table, printable
+from clearhead.insight.calls import AttentionCall, as_slice, check_heads, check_rows
+from clearhead.insight.capture import LOOKED_FOR, Unresolved, capture_attention, join_names, unknown_name
+from clearhead.messages import align_columns, html_table, printable
 from clearhead.viewer import Description, LayerInfo, document, static_image, trace_view, viewer_frame
 
 if TYPE_CHECKING:
@@ -36,14 +36,22 @@ MAX_HTML_BYTES, MAX_NOTEBOOK_BYTES = 64_000_000, 6_000_000
 """of the maps in an HTML file, and in the output of a notebook cell; layers that do not fit are left out"""
 TABLE_HEADER = ["name", "kernel", "heads", "queries x keys", "note"]
 RIGHT_ALIGNED = {2, 3}
+MAX_LISTED = 20
+"""the number of unresolved calls that the table lists"""
 
 
 def look(
-    model: nn.Module, *args: Any, keep: Literal["all", "last"] | Sequence[str] = "all", **kwargs: Any
+    model: nn.Module,
+    *args: Any,
+    keep: Literal["all", "last"] | Sequence[str] = "all",
+    count: bool | None = None,
+    **kwargs: Any,
 ) -> "AttentionTrace":
     """Run model(*args, **kwargs) and record its attention. The model, its output and its gradients do not change.
 
-    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names.
+    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names. Attention that was seen but
+    could not be followed to its values is in `trace.unresolved`. `count=True` also counts the operators that really
+    ran, and finds attention that no Python function called; by default only if the model has scripted modules.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"look needs an nn.Module and its inputs, got {type(model).__name__}")
@@ -60,14 +68,18 @@ def look(
         names.append(name)
         return call.raw_out
 
-    with capture_attention(model, receive):
+    if count is None:
+        count = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    with capture_attention(model, receive, count) as capture:
         output = model(*args, **kwargs)
+    unresolved = capture.unresolved()
     if not names:
-        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}")
+        seen = "; ".join(["", "unresolved", *map(str, unresolved)]) if unresolved else ""
+        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}{seen}")
     for name in () if isinstance(keep, str) else keep:
         if name not in names:
             raise unknown_name(name, names)
-    return AttentionTrace(output, records, names)
+    return AttentionTrace(output, records, names, unresolved, count, leading_sizes((args, kwargs)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,19 +112,20 @@ class AttentionRecord:
     @property
     def out(self) -> Tensor:
         """(B,H,Q,Dv): the output that the model received, before the heads are concatenated."""
+        self.call.check("raw_out")
         return self.call.arrange_out(self.call.raw_out)
 
     @property
     def batch(self) -> int:
-        return self.out.shape[0]
+        return self.call.arrange_out(self.call.alias).shape[0]
 
     @property
     def num_heads(self) -> int:
-        return self.out.shape[1]
+        return self.call.arrange_out(self.call.alias).shape[1]
 
     @property
     def num_queries(self) -> int:
-        return self.out.shape[2]
+        return self.call.arrange_out(self.call.alias).shape[2]
 
     @property
     def num_keys(self) -> int:
@@ -193,10 +206,24 @@ class AttentionRecord:
 class AttentionTrace:
     """The attention of one forward pass, by module name in order of execution, and the output of the model."""
 
-    def __init__(self, output: Any, records: dict[str, AttentionRecord], names: Sequence[str]):
+    def __init__(
+        self,
+        output: Any,
+        records: dict[str, AttentionRecord],
+        names: Sequence[str],
+        unresolved: Sequence[Unresolved] = (),
+        is_counted: bool = False,
+        leading_sizes: frozenset[int] = frozenset(),
+    ):
         self.output, self.records = output, records
         self.names = list(names)
         """the names of all attention calls of the pass, including those that `keep` excluded"""
+        self.unresolved = list(unresolved)
+        """attention of the pass that became no record, with the operation where it was lost"""
+        self.is_counted = is_counted
+        """whether the operators that really ran were counted, so that nothing is missing here"""
+        self.leading_sizes = leading_sizes
+        """the sizes of the first two axes of the inputs, one of which is the batch"""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -229,9 +256,20 @@ class AttentionTrace:
             )
         raise unknown_name(name, self.records)
 
+    def is_batch_size(self, size: int) -> bool:
+        """Whether a layer with this batch can have attended over whole inputs, rather than inside windows."""
+        return not self.leading_sizes or size == 1 or size in self.leading_sizes
+
     def verify(self) -> dict[str, float]:
-        """For each layer, the largest |weights @ v - output of the kernel|. Layers with dropout are left out."""
-        return {name: record.verify() for name, record in self.items() if not record.call.dropout}
+        """For each layer, the largest |weights @ v - output of the kernel|.
+
+        Layers with dropout, and those whose tensors the model changed in place afterwards, are left out.
+        """
+        return {
+            name: record.verify()
+            for name, record in self.items()
+            if not record.call.dropout and not record.call.is_stale
+        }
 
     def plot(
         self,
@@ -321,6 +359,7 @@ class AttentionTrace:
                 f"got {pixels.dtype} of shape {tuple(pixels.shape)}"
             )
         output = self.output if isinstance(self.output, Tensor) and self.output.dim() == 2 else None
+        description = replace(description, unresolved=(*description.unresolved, *map(str, self.unresolved)))
         return trace_view(
             [(record.info(batch), record.maps(batch)) for record in records],
             batch,
@@ -346,45 +385,15 @@ class AttentionTrace:
 
     @property
     def footer(self) -> str:
+        """What the table does not show: layers that were not kept, unresolved attention, and whether it was counted."""
         num_excluded = len(self.names) - len(self.records)
-        return f"and {num_excluded} more, not kept" if num_excluded else ""
+        lines = [f"and {num_excluded} more, not kept"] if num_excluded else []
+        lines += [f"unresolved: {printable(str(item))}" for item in self.unresolved[:MAX_LISTED]]
+        if len(self.unresolved) > MAX_LISTED:
+            lines.append(f"and {len(self.unresolved) - MAX_LISTED} more unresolved")
+        return "\n".join([*lines, *([] if self.is_counted else ["operators not counted"])])
 
 
-def align_columns(table: list[list[str]], right: set[int]) -> list[str]:
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    cells = [
-        [x.rjust(w) if i in right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
-        for line in table
-    ]
-    return ["  ".join(line).rstrip() for line in cells]
-
-
-def check_heads(head: int | Sequence[int] | None, num_heads: int, name: str) -> list[int]:
-    if head is None:
-        return list(range(num_heads))
-    heads = [int(head)] if isinstance(head, Integral) else [int(index) for index in head]  # type: ignore[union-attr]
-    for index in heads:
-        if not 0 <= index < num_heads:
-            raise LookupError(f"head must be {index_range(num_heads)} for {name!r}, got {index}")
-    return heads
-
-
-def check_rows(rows: Sequence[int] | slice | None, num_queries: int, name: str) -> list[int]:
-    if rows is None or isinstance(rows, slice):
-        return list(range(num_queries)[rows or slice(None)])
-    rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
-    for row in rows:
-        if not -num_queries <= row < num_queries:
-            raise LookupError(f"rows are queries and must be {index_range(num_queries)} for {name!r}, got {row}")
-    return [row % num_queries for row in rows]
-
-
-def index_range(size: int) -> str:
-    return f"from 0 to {size - 1}" if size > 1 else "0" if size else "empty"
-
-
-def as_slice(indices: Tensor) -> Rows:
-    """Consecutive indices as a slice, so that indexing returns a view."""
-    if len(indices) and bool((indices.diff() == 1).all()):
-        return slice(int(indices[0]), int(indices[-1]) + 1)
-    return indices
+def leading_sizes(inputs: Any) -> frozenset[int]:
+    tensors = (x for x in tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_nested)
+    return frozenset(size for x in tensors for size in x.shape[:2])

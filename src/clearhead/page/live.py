@@ -108,7 +108,7 @@ class LiveModel:
             trace = self.trace(blank[None], Edits())
         self.num_classes = logits_of(trace.output).shape[1]
         self.layers = tuple(layer_info(record) for record in trace.values())
-        self.unresolved = tuple(getattr(trace, "unresolved", ()))
+        self.unresolved = tuple(map(str, trace.unresolved))
         self.grid, self.num_prefix_tokens = find_grid(trace, spec, patch_size)
         if self.grid is not None:
             self.spec = replace(spec, patch_size=spec.height // self.grid[0])
