@@ -33,7 +33,8 @@ INTRODUCTION = """# Published architectures
 ({versions}). An independent judge below the Python functions
 records every softmax that is multiplied with values and every fused attention kernel. A model is *complete* if each of
 them has a record, the recorded weights times the values give the output of the model, and the output, the model, the
-random state and the switches of torch are unchanged, also after an exception inside `edit`. Where a model returns its own eager weights, those of `look` are compared with
+random state and the switches of torch are unchanged, also after an exception inside `edit`.
+Where a model returns its own eager weights, those of `look` are compared with
 them. The list is `benchmarks/zoo_architectures.json`; 619 of its architectures were committed before `look` was changed
 for any of them, and 6 sparse variants were added later. Models in which the judge saw no attention are listed as having
 none.
