@@ -99,9 +99,9 @@ def test_the_shipped_checkpoint_predicts_as_torch_does(
 
 
 def test_a_page_without_the_link_is_refused(shipped_link, new_page, watch):
+    watch.expected.append("status of 403")
     page = new_page(shipped_link.partition("?")[0])
     assert "clearhead open" in page.inner_text("body")
-    watch.problems.clear()  # Chromium reports the status 403
 
 
 def test_runs_are_chosen_from_a_list(trained, serve, new_page, viewer_result, wait_for, shown_logits):
@@ -153,20 +153,22 @@ def test_a_module_of_your_own_runs_in_torch(serve, new_page, viewer_result, ask_
 
 
 def test_a_module_that_cannot_be_shown_is_explained(serve, new_page, wait_for, watch, tmp_path):
+    watch.expected.append("status of 422")
     (tmp_path / "broken_net.py").write_text("def net():\n    return 3\n")
     with serve(tmp_path, "broken_net.py:net") as link:
         page = new_page(link)
         text = wait_for(page, "document.querySelector('.host-problem')?.textContent")
         assert "nn.Module" in text
-    watch.problems.clear()  # Chromium reports the status 422
 
 
 @contextmanager
 def evil_site(html):
-    """Another origin on this machine, as any page in the visitor's browser is."""
+    """The address of another origin on this machine, as any page in the visitor's browser is, and what it was asked."""
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            requests.append(self.path)
             self.send_response(200)
             self.send_header("content-type", "text/html")
             self.end_headers()
@@ -177,7 +179,7 @@ def evil_site(html):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}", requests
     server.shutdown()
     server.server_close()
 
@@ -204,7 +206,7 @@ def test_another_site_in_the_same_browser_reaches_nothing(shipped_link, new_page
       {{ method: "POST", body: "x", mode: "no-cors" }}, {{ method: "PUT" }}];
     Promise.all(attempts.map(attempt)).then(() => {{ window.done = true; document.getElementById("form").submit(); }});
     </script>"""
-    with evil_site(html) as evil:
+    with evil_site(html) as (evil, _):
         watch.origins.add(evil)
         other = page.context.new_page()
         other.on("response", lambda response: response.url.startswith(address) and statuses.append(response.status))
@@ -256,9 +258,10 @@ def test_the_shipped_model_as_a_file_is_small_and_fast(tmp_path, new_page, viewe
 
 def test_a_file_can_send_nothing(exported, new_page, viewer_result, watch):
     """Whatever a script in the page tries, its policy forbids every request, and every other script."""
+    watch.expected += ["Content Security Policy", "a request to http://127.0.0.1"]
     page = new_page(exported[0].as_uri())
     viewer_result(page)
-    with evil_site("x") as evil:
+    with evil_site("x") as (evil, requests):
         attempts = f"""async () => {{
           const tried = [];
           tried.push(await fetch("{evil}").then(() => "sent", () => "refused"));
@@ -275,8 +278,9 @@ def test_a_file_can_send_nothing(exported, new_page, viewer_result, watch):
           return tried;
         }}"""
         assert page.evaluate(attempts) == ["refused", "refused", "refused"]
+        page.wait_for_timeout(200)
+        assert not requests
     assert any("Content Security Policy" in problem for problem in watch.problems)
-    watch.problems.clear()
 
 
 def test_hostile_names_do_not_break_out(tmp_path, new_page, viewer_result):
