@@ -180,15 +180,8 @@ class AttentionRecord:
 
     def info(self, batch: int) -> LayerInfo:
         """For the viewer. Windows, several of which belong to one example of the batch, count as heads."""
-        heads = self.batch * self.num_heads // batch
-        return LayerInfo(
-            name=self.name,
-            kernel=self.kernel,
-            heads=heads,
-            queries=self.num_queries,
-            keys=self.num_keys,
-            note=self.note,
-        )
+        sizes = {"heads": self.batch * self.num_heads // batch, "queries": self.num_queries, "keys": self.num_keys}
+        return LayerInfo(name=self.name, kernel=self.kernel, note=self.note, **sizes)
 
     def maps(self, batch: int) -> "Callable[[], np.ndarray]":
         """Computes the weights (B,H,Q,K) of all heads that `info` counts."""
@@ -352,6 +345,9 @@ class AttentionTrace:
         """What the viewer shows: the description with the layers that fit, and the bytes of a safetensors file."""
         records = [record for record in self.values() if record.num_queries and record.num_keys and record.batch]
         batch = min((record.batch for record in records), default=1)
+        left_out = {r.name: "the model changed its tensors in place after the pass" for r in records if r.call.is_stale}
+        left_out |= {r.name: f"its batch is {r.batch}, not {batch}" for r in records if r.batch % batch}
+        records = [record for record in records if record.name not in left_out]
         pixels = image[None] if image is not None and image.dim() == 3 else image
         if pixels is not None and (pixels.dtype != torch.uint8 or pixels.dim() != 4 or len(pixels) != batch):
             raise ValueError(
@@ -359,7 +355,9 @@ class AttentionTrace:
                 f"got {pixels.dtype} of shape {tuple(pixels.shape)}"
             )
         output = self.output if isinstance(self.output, Tensor) and self.output.dim() == 2 else None
-        description = replace(description, unresolved=(*description.unresolved, *map(str, self.unresolved)))
+        missing = [f"Not recorded: {item}" for item in self.unresolved]
+        missing += [f"{name} was left out: {why}." for name, why in left_out.items()]
+        description = replace(description, unresolved=(*description.unresolved, *missing))
         return trace_view(
             [(record.info(batch), record.maps(batch)) for record in records],
             batch,

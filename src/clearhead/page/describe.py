@@ -57,7 +57,7 @@ def no_images(path: Path, task: "Task") -> str:
     """Why the page does not show a run, and what does."""
     example = "--sample 0" if task.has_test else f"--{task.input_option} ..."
     return (
-        f"The page shows models of images so far, and this run takes {task.input_kind}; "
+        f"The page supports only image models so far, and this run takes {task.input_kind}; "
         f"try: clearhead look {path} {example} --html attention.html"
     )
 
@@ -127,7 +127,9 @@ def find_input(module: "nn.Module", image: tuple[int, int, int] | None) -> Input
     shape = image or find_image_shape(module, preprocessing)
     if shape is None:
         name = type(module).__name__
-        raise ValueError(f"the image size of {name} is not known; name it: --image 3x224x224 (channels, height, width)")
+        raise ValueError(
+            f"cannot determine the image size of {name}; try --image 3x224x224 (channels x height x width)"
+        )
     channels, height, width = shape
     mean, std = (values_per_channel(preprocessing.get(name), channels) for name in ("mean", "std"))
     mean, std = (mean, std) if mean and std and min(std) > 0 else ((0.0,) * channels, (1.0,) * channels)
