@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 OUT = Path(__file__).parent / "figures" / "page.webp"
-SIZE = {"width": 1400, "height": 800}
+SIZE = {"width": 1400, "height": 790}
 WIDTH = 1000
 """width of the animation, in pixels"""
 FRAME = 80

@@ -21,7 +21,7 @@ from clearhead.viewer import pack_tensors, to_half
 
 FOLDER = Path(__file__).parents[1] / "src/clearhead/page/files"
 TITLE = "Handwritten digits"
-SOURCE = "clearhead.page.describe.shipped_model()"
+SOURCE = "clearhead.shipped_model()"
 
 
 def main(path: str) -> None:

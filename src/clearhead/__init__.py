@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from clearhead.nn.attention import attend_fused as attend_fused
     from clearhead.nn.attention import attend_reference as attend_reference
     from clearhead.nn.attention import softargmax as softargmax
+    from clearhead.page.describe import shipped_model as shipped_model
     from clearhead.recipes import resume as resume
     from clearhead.recipes import train as train
     from clearhead.training.custom import fit as fit
@@ -60,6 +61,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "clearhead.training.custom": ("fit",),
         "clearhead.inference.run": ("open_run", "load"),
         "clearhead.inference.report": ("report",),
+        "clearhead.page.describe": ("shipped_model",),
     },
     modules=(
         "clearhead.data",

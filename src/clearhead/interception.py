@@ -11,7 +11,6 @@ any hook present torch releases inputs and outputs later, and a pass takes 1.15 
 import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -37,14 +36,23 @@ class Intercept(TorchFunctionMode):
     def __init__(self, handler: Handler, names: Container[str] | None = None):
         super().__init__()
         self.handler, self.names = handler, names
+        self.known: dict[Any, str] = {}  # the names of functions that were called before
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        name = self.known.get(func)
+        if name is None:
+            name = self.known[func] = function_name(func)
         if self.names is not None and name not in self.names:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs) if kwargs else func(*args)
         return self.handler(name, func, args, kwargs or {})
+
+
+def function_name(func: Any) -> str:
+    """The name of a torch function, of a property, or of an operator of an exported program (softmax.int)."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name.partition(".")[0]
 
 
 def argument(args: Any, kwargs: Any, position: int, *names: str, default: Any = None) -> Any:
@@ -95,24 +103,28 @@ class ModuleStack:
 
     def wrap_forward(self, path: str, module: nn.Module) -> Callable[..., Any]:
         forward, compiled = module.forward, is_compiled(module)
+        itself = RunningModule(path, module, compiled)
+        inside_compiled = RunningModule(path, module, True)
 
-        @wraps(forward)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if not self.running:
+            running = self.running
+            if not running:
                 self.num_passes += 1
-            inside_compiled = bool(self.running) and self.running[-1].is_compiled
-            entered = RunningModule(path, module, compiled or inside_compiled)
+            entered = inside_compiled if running and running[-1].is_compiled else itself
             if self.on_enter is not None:
                 self.on_enter(entered, args, kwargs)
-            self.running.append(entered)
+            running.append(entered)
             try:
                 output = forward(*args, **kwargs)
                 if self.on_exit is not None:
                     self.on_exit(entered, output)
                 return output
             finally:
-                self.running.pop()
+                running.pop()
 
+        # functools.wraps takes five times as long, and this runs for every module of every pass
+        wrapped.__wrapped__ = forward  # type: ignore[attr-defined]
+        wrapped.__name__ = "forward"
         return wrapped
 
 
@@ -140,7 +152,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def without_wrappers(path: str) -> str:
     """The path of a module before the model was compiled."""
-    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+    return ".".join(part for part in path.split(".") if part != "_orig_mod") if "_orig_mod" in path else path
 
 
 def without_dispatch(function: FunctionType) -> FunctionType:

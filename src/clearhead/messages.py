@@ -331,3 +331,13 @@ class NotebookBar:
 
     def _repr_html_(self) -> str:
         return f'<progress value="{self.completed}" max="{self.total}"></progress> {escaped(self)}'
+
+
+def align_columns(table: list[list[str]], right: Collection[int]) -> list[str]:
+    """The lines of a table in plain text; the columns in `right` are right-aligned."""
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    cells = [
+        [x.rjust(w) if i in right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
+        for line in table
+    ]
+    return ["  ".join(line).rstrip() for line in cells]

@@ -67,7 +67,7 @@ clearhead.examine
 traced(lambda: clearhead.examine(layer))
 """,
 }
-LIMITS = {"train": 34, "vit": 8, "look": 7, "doctor": 18}
+LIMITS = {"train": 34, "vit": 8, "look": 7, "doctor": 19}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -79,7 +79,7 @@ def test_common_operations_execute_few_files(task):
 
 
 def test_the_number_of_source_files():
-    assert 110 <= len(SOURCES) <= 150
+    assert 110 <= len(SOURCES) <= 155
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/clearhead")))

@@ -1,9 +1,13 @@
 """Attention calls return the requested heads and rows; layouts bring any order of axes to (B,H,...)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from clearhead.insight.calls import SDPACall, einsum_layout, matmul_layout, repeat_kv_heads, select_heads
+from clearhead.insight.axes import einsum_layout
+from clearhead.insight.calls import SDPACall, repeat_kv_heads, select_heads
+from clearhead.insight.products import matmul_as_einsum
 
 
 def test_grouped_query_heads_share_their_keys():
@@ -75,27 +79,26 @@ def test_arranged_weights_and_values_give_the_arranged_output(equation, weights_
 
 @pytest.mark.parametrize(
     "equation",
-    ["bhij,bhij->bhij", "bhij,bhjd->bhd", "bhij,bhj->bhi", "bij,bjde->bide", "bij,bjd", "bii,bid->bd"],
+    ["bhij,bhij->bhij", "bhij,bhjd->bhd", "bij,bjd", "bii,bid->bd"],
 )
 def test_einsum_layout_rejects_products_that_are_not_weighted_sums(equation):
     left, right = equation.partition("->")[0].split(",")
     assert einsum_layout(equation, True, len(left), len(right)) is None
 
 
-def test_matmul_layout_with_tokens_as_rows_and_as_columns():
+def test_products_with_tokens_as_rows_and_as_columns():
     weights, values = torch.rand(2, 3, 4, 5), torch.rand(3, 5, 6)
     out = weights @ values
-    layout = matmul_layout(4, 3, weights_first=True)
+    layout = einsum_layout(matmul_as_einsum(4, 3), True, 4, 3)
     torch.testing.assert_close(layout.arrange_weights(weights, out) @ layout.arrange_values(values, out), out)
     assert layout.arrange_out(out) is out  # no copy, so autograd still tracks it
     columns = values.mT @ weights.mT
-    layout = matmul_layout(4, 3, weights_first=False)
+    layout = einsum_layout(matmul_as_einsum(3, 4), False, 4, 3)
     torch.testing.assert_close(layout.arrange_out(columns), out)
-    assert matmul_layout(2, 1, weights_first=True) is None
 
 
 def test_merged_heads_are_split():
     weights, values = torch.rand(6, 4, 5), torch.rand(6, 5, 2)
-    layout = matmul_layout(3, 3, weights_first=True, merged_heads=3)
+    layout = replace(einsum_layout(matmul_as_einsum(3, 3), True, 3, 3), merged_heads=3)
     out = weights @ values
     assert torch.equal(layout.arrange_out(out), out.view(2, 3, 4, 2))

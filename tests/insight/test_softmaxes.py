@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clearhead.insight.softmaxes import SoftmaxTracker, axis_after_shape_op, dropout_rate, is_in_place
+from clearhead.insight.axes import axis_after_shape_op, dropout_rate, is_in_place
+from clearhead.insight.softmaxes import SoftmaxTracker
 
 WEIGHTS = torch.rand(2, 3, 4, 5).softmax(-1)
 
@@ -23,7 +24,9 @@ SHAPE_OPS = {
     "part of the queries": (lambda x: x[:, :, :2], 3),
     "merged with queries": (lambda x: x.flatten(2), None),
     "split": (lambda x: x.view(2, 3, 2, 10), None),
-    "part of the keys": (lambda x: x[..., :3], None),
+    "part of the keys": (lambda x: x[..., :3], 3),
+    "every second key": (lambda x: x[..., ::2], 3),
+    "one key": (lambda x: x[..., 0], None),
 }
 
 

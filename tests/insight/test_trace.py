@@ -12,6 +12,7 @@ from torch import nn
 from clearhead import MultiHeadAttention, Seq2Seq, attend_reference, masks
 from clearhead.insight.trace import check_heads, check_rows, look
 from clearhead.models.config import Seq2SeqConfig
+from clearhead.viewer import Description
 
 
 def leaves(output):
@@ -180,7 +181,7 @@ def test_keep_limits_the_recorded_layers(models):
     trace = look(model, x, keep=[first])
     assert len(trace) == 1
     assert first in trace
-    assert repr(trace).endswith("and 1 more, not kept")
+    assert "and 1 more, not kept" in repr(trace).splitlines()
     with pytest.raises(LookupError, match=rf"'{last}' was not kept, only {first}; use look\(keep=\['{last}'\]"):
         trace[last]
     with pytest.raises(LookupError, match=rf"no attention named 'encoder.blocks.0.atention'; did you mean '{first}'\?"):
@@ -199,6 +200,7 @@ def test_repr_is_a_table_of_layers(trace):
         "name           kernel  heads  queries x keys  note",
         "blocks.0.attn  sdpa        2           5 x 5",
         "blocks.1.attn  sdpa        2           5 x 5",
+        "operators not counted",
     ]
     assert repr(trace["blocks.1.attn"]) == "blocks.1.attn: sdpa, 2 heads, 5 x 5"
     assert len(trace) == 2
@@ -290,3 +292,24 @@ def test_save_writes_the_weights_by_name(trace, tmp_path):
         trace.save(tmp_path / "all.npz")
     with pytest.raises(LookupError, match="no attention named 'third'"):
         trace.save(tmp_path / "all.safetensors", ["third"])
+
+
+def test_layers_that_changed_in_place_or_have_another_batch_are_left_out_of_the_viewer():
+    class Odd(nn.Module):
+        def forward(self, x):
+            q = torch.randn(2, 1, 3, 4)
+            return F.scaled_dot_product_attention(q, q, q).sum() + F.scaled_dot_product_attention(x, x, x).sum()
+
+    def missing(trace):
+        shown, _ = trace.view(Description(kind="trace", title="Attention", source="trace"), 10**6)
+        assert "<table>" in trace._repr_html_()
+        assert [layer.heads for layer in shown.layers] == [1]
+        return " ".join(shown.unresolved)
+
+    x = torch.randn(3, 1, 3, 4)
+    trace = look(Odd(), x)
+    assert "batch is 3, not 2" in missing(trace)
+    x = torch.randn(2, 1, 3, 4)
+    trace = look(Odd(), x)
+    x.add_(1)
+    assert "in place" in missing(trace)

@@ -268,7 +268,7 @@ def test_a_batch_is_saved_with_all_its_examples(tmp_path):
 
 
 def test_a_notebook_does_not_grow_beyond_its_budget(monkeypatch):
-    monkeypatch.setattr("clearhead.insight.trace_page.MAX_NOTEBOOK_BYTES", 10_000)
+    monkeypatch.setattr("clearhead.insight.trace.MAX_NOTEBOOK_BYTES", 10_000)
     shown = trace_of(length=5)._repr_html_()
     assert "layers.1.self_attn" in shown
     assert "was left out" not in shown

@@ -6,12 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import clearhead
 from clearhead.insight.attribution import occlusion, relevance, rollout
+from clearhead.insight.calls import SDPACall
 from clearhead.page.describe import find_classes, find_input, find_patch_size
-from clearhead.page.live import Edits, LiveModel
+from clearhead.page.live import Edits, LiveModel, weights_at_beta
 from clearhead.viewer import InputSpec
 
 SPEC = InputSpec(
@@ -311,3 +313,14 @@ def test_patch_size_and_classes():
     assert find_classes(module) == ("a", "b")
     module.config = type("C", (), {"id2label": {0: "cat", 1: "dog"}})
     assert find_classes(module) == ("cat", "dog")
+
+
+def test_another_beta_keeps_the_bias_of_the_logits():
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    bias = 3 * torch.randn(1, 2, 4, 4)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    call = SDPACall(q, k, v, bias, 0.0, False, 8**-0.5, out)
+    own = call.weights([0, 1], slice(None))
+    torch.testing.assert_close(weights_at_beta(call, [0, 1], 8**-0.5), own)
+    sharper = (2 * (q @ k.mT * 8**-0.5 + bias)).softmax(-1)
+    torch.testing.assert_close(weights_at_beta(call, [0, 1], 2 * 8**-0.5), sharper)

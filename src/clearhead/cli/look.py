@@ -290,7 +290,9 @@ def open_page(argv: Sequence[str]) -> None:
     def announce(link: str) -> None:
         if not is_loopback(args.host):
             warn(EXPOSED.format(host=args.host, port=link.partition("/?")[0].rpartition(":")[2]).replace("\n", " "))
-        print(f"Clearhead is at\n\n  {link}\n\nKeep this link to yourself. Ctrl-C stops the server.", flush=True)
+        print(
+            f"Clearhead is running at\n\n  {link}\n\nKeep this link to yourself. Ctrl-C stops the server.", flush=True
+        )
 
     serve(Catalog(target), host=args.host, port=args.port, browser=not args.no_browser, announce=announce)
 

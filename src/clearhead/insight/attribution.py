@@ -8,7 +8,8 @@
   faster the probability falls.
 
 A stack of layers is an AttentionTrace, or a list of weights (B,H,L,L) in order of execution. The last layer may have
-fewer queries than the others: a pooling query, which is not a token and has no residual connection.
+fewer queries than the others: a pooling query, which is not a token and has no residual connection. A trace with
+unresolved attention, or with attention inside windows, is refused unless `incomplete=True`.
 Dims: B batch, H heads, L tokens, Q queries or target tokens, K keys or source tokens, P patches, C channels, V classes.
 """
 
@@ -36,29 +37,29 @@ ToLogits = Callable[[Any], Tensor]
 # Attention maps and rollout
 
 
-def mean_attention(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
+def mean_attention(layers: "AttentionTrace | Sequence[Tensor]", *, incomplete: bool = False) -> Tensor:
     """The mean weight over all layers and heads (B,Q,K); rows sum to 1.
 
     It assumes that all heads matter equally, and that a token stays about its own position in every layer.
     """
-    return torch.stack([weights.mean(1) for weights in layers_of_one_shape(layers)]).mean(0)
+    return torch.stack([weights.mean(1) for weights in layers_of_one_shape(layers, incomplete)]).mean(0)
 
 
-def max_attention(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
+def max_attention(layers: "AttentionTrace | Sequence[Tensor]", *, incomplete: bool = False) -> Tensor:
     """The largest weight in any layer and head (B,Q,K); rows sum to more than 1.
 
     It assumes that one head is enough, and that a token stays about its own position in every layer.
     """
-    return torch.stack([weights.amax(1) for weights in layers_of_one_shape(layers)]).amax(0)
+    return torch.stack([weights.amax(1) for weights in layers_of_one_shape(layers, incomplete)]).amax(0)
 
 
-def rollout(layers: "AttentionTrace | Sequence[Tensor]") -> Tensor:
+def rollout(layers: "AttentionTrace | Sequence[Tensor]", *, incomplete: bool = False) -> Tensor:
     """(A_n + I)/2 ... (A_2 + I)/2 (A_1 + I)/2 with A the mean over a layer's heads: (B,L,L), whose rows sum to 1.
 
     Abnar & Zuidema (2020). It assumes that half of each token passes through the residual connection and half comes
     from attention, that all heads matter equally, and that values only mix. A fully masked row is left unchanged.
     """
-    return propagate([weights.mean(1) for weights in stacked_layers(layers)], rollout_update)
+    return propagate([weights.mean(1) for weights in stacked_layers(layers, incomplete)], rollout_update)
 
 
 def rollout_encoder_decoder(
@@ -118,16 +119,37 @@ def identity_like(square: Tensor) -> Tensor:
     return torch.eye(square.shape[-1], dtype=square.dtype, device=square.device).expand(len(square), -1, -1)
 
 
-def weights_of(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
+def weights_of(layers: "AttentionTrace | Sequence[Tensor]", incomplete: bool = False) -> list[Tensor]:
     """The weights (B,H,Q,K) of every layer, detached."""
+    if not isinstance(layers, Sequence):
+        check_complete(layers, incomplete)
     tensors = layers if isinstance(layers, Sequence) else [record.weights() for record in layers.values()]
     if not tensors:
         raise ValueError("at least one layer is needed, got none")
     return [weights.detach() for weights in tensors]
 
 
-def stacked_layers(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
-    tensors = weights_of(layers)
+def check_complete(trace: "AttentionTrace", incomplete: bool) -> None:
+    """A map of all layers needs all layers, each over the whole input."""
+    if incomplete:
+        return
+    if trace.unresolved:
+        listed = "; ".join(map(str, trace.unresolved[:3]))
+        raise ValueError(
+            f"the trace has {len(trace.unresolved)} unresolved attention calls ({listed}), so a map of all layers "
+            "would leave them out; to use the recorded layers alone, pass incomplete=True"
+        )
+    if windows := {name: record.batch for name, record in trace.items() if not trace.is_batch_size(record.batch)}:
+        name, batch = next(iter(windows.items()))
+        raise ValueError(
+            f"{name} attends {batch} times side by side, which is not the batch size: the input is divided into "
+            "windows or merged with the heads, and its tokens are not those of the whole input; to use the weights as "
+            "they are, pass incomplete=True"
+        )
+
+
+def stacked_layers(layers: "AttentionTrace | Sequence[Tensor]", incomplete: bool = False) -> list[Tensor]:
+    tensors = weights_of(layers, incomplete)
     check_stack([tuple(weights.shape[-2:]) for weights in tensors])
     return tensors
 
@@ -143,8 +165,8 @@ def check_stack(shapes: Sequence[tuple[int, ...]]) -> None:
         )
 
 
-def layers_of_one_shape(layers: "AttentionTrace | Sequence[Tensor]") -> list[Tensor]:
-    tensors = weights_of(layers)
+def layers_of_one_shape(layers: "AttentionTrace | Sequence[Tensor]", incomplete: bool = False) -> list[Tensor]:
+    tensors = weights_of(layers, incomplete)
     shapes = {tuple(weights.shape[-2:]) for weights in tensors}
     if len(shapes) > 1:
         received = ", ".join(f"{q} x {k}" for q, k in sorted(shapes))
@@ -155,7 +177,9 @@ def layers_of_one_shape(layers: "AttentionTrace | Sequence[Tensor]") -> list[Ten
 # Gradient-weighted relevance
 
 
-def relevance(trace: "AttentionTrace", score: Tensor, names: Sequence[str] | None = None) -> Tensor:
+def relevance(
+    trace: "AttentionTrace", score: Tensor, names: Sequence[str] | None = None, *, incomplete: bool = False
+) -> Tensor:
     """R = (I + C_n) ... (I + C_1) with C the mean over heads of relu(A * dA): (B,L,L), or (B,Q,L) after pooling.
 
     Chefer et al. (2021). A * dA is the contribution of each weight to the score, where dA = d_out vᵀ follows from
@@ -163,6 +187,7 @@ def relevance(trace: "AttentionTrace", score: Tensor, names: Sequence[str] | Non
     `trace.output[:, 3]`, of a pass with gradients enabled; the graph is kept, so several scores can be explained.
     `names` are the layers of one stack in order (default: all).
     """
+    check_complete(trace, incomplete or names is not None)
     records = [trace[name] for name in (trace if names is None else names)]
     check_stack([(record.num_queries, record.num_keys) for record in records])
     return propagate(contributions(records, score), relevance_update)

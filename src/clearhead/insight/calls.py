@@ -10,16 +10,19 @@ Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width
 """
 
 import math
-from dataclasses import dataclass
-from string import ascii_uppercase
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from clearhead.insight.axes import Layout, to_4d, with_heads
 from clearhead.nn.attention import in_float32, repeat_kv_heads, softargmax
 
 Rows = slice | Tensor
+ScoreMod = Callable[..., Tensor]
 
 
 class AttentionCall(Protocol):
@@ -37,7 +40,18 @@ class AttentionCall(Protocol):
         """The output in the model's own shape."""
 
     @property
+    def alias(self) -> Tensor:
+        """The output with the shape that it had when it was recorded; its values may have changed."""
+
+    @property
     def dropout(self) -> float: ...
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether one of the tensors changed in place after it was recorded."""
+
+    def check(self, *names: str) -> None:
+        """An error if one of these tensors changed in place after it was recorded."""
 
     @property
     def num_keys(self) -> int: ...
@@ -70,18 +84,44 @@ class SDPACall:
     is_causal: bool
     scale: float
     raw_out: Tensor
+    score_mod: ScoreMod | None = None
+    """of flex_attention: (score, batch, head, query, key) -> score"""
+    mask_mod: ScoreMod | None = None
+    """of flex_attention: (batch, head, query, key) -> whether the query may attend"""
+    alias: Tensor = field(init=False)
+    """the output, with the shape that it had when it was recorded"""
+    versions: tuple[int | None, ...] = field(init=False)
+
+    FIELDS = "raw_q", "raw_k", "raw_v", "mask", "raw_out"
+
+    def __post_init__(self) -> None:
+        remember_versions(self, self.FIELDS)
+
+    @property
+    def is_stale(self) -> bool:
+        return bool(changed_fields(self, self.FIELDS))
+
+    def check(self, *names: str) -> None:
+        check_unchanged(self, names)
 
     @property
     def q(self) -> Tensor:
+        self.check("raw_q")
         return to_4d(with_heads(self.raw_q))
 
     @property
     def k(self) -> Tensor:
-        return repeat_kv_heads(to_4d(with_heads(self.raw_k)), self.q.shape[1])
+        self.check("raw_k")
+        return repeat_kv_heads(to_4d(with_heads(self.raw_k)), self.num_heads)
 
     @property
     def v(self) -> Tensor:
-        return repeat_kv_heads(to_4d(with_heads(self.raw_v)), self.q.shape[1])
+        self.check("raw_v")
+        return repeat_kv_heads(to_4d(with_heads(self.raw_v)), self.num_heads)
+
+    @property
+    def num_heads(self) -> int:
+        return self.arrange_out(self.alias).shape[1]
 
     @property
     def num_keys(self) -> int:
@@ -91,9 +131,12 @@ class SDPACall:
         return to_4d(with_heads(raw_out))
 
     def weights(self, heads: list[int], rows: Rows) -> Tensor:
+        self.check("raw_q", "raw_k", "mask")
         q = select_heads(self.q, heads, len(heads))[:, :, rows]
         k = select_heads(to_4d(with_heads(self.raw_k)), heads, self.q.shape[1])
         scores = self.scale * (in_float32(q) @ in_float32(k).transpose(-2, -1))
+        if self.score_mod is not None:
+            scores = apply_mod(self.score_mod, self.indices(heads, rows), scores)
         mask = self.mask_for(heads, rows)
         if mask is None:
             return scores.softmax(-1).to(q.dtype)
@@ -103,7 +146,8 @@ class SDPACall:
         return softargmax(scores, where=scores > -math.inf).to(q.dtype)
 
     def values(self, heads: list[int]) -> Tensor:
-        return select_heads(to_4d(with_heads(self.raw_v)), heads, self.q.shape[1])
+        self.check("raw_v")
+        return select_heads(to_4d(with_heads(self.raw_v)), heads, self.num_heads)
 
     def mask_for(self, heads: list[int], rows: Rows) -> Tensor | None:
         """A bool or additive mask that broadcasts to (B,heads,rows,K)."""
@@ -111,6 +155,8 @@ class SDPACall:
         if self.is_causal:  # the kernel aligns the first query with the first key
             positions = torch.arange(num_queries, device=self.raw_q.device)[rows]
             return torch.arange(num_keys, device=self.raw_q.device) <= positions[:, None]
+        if self.mask_mod is not None:
+            return apply_mod(self.mask_mod, self.indices(heads, rows))
         if self.mask is None:
             return None
         mask = with_heads(self.mask[(None,) * max(0, self.raw_q.dim() - self.mask.dim())])
@@ -119,6 +165,12 @@ class SDPACall:
         mask = to_4d(mask)
         mask = mask if mask.shape[1] == 1 else select_heads(mask, heads, mask.shape[1])
         return mask if mask.shape[-2] == 1 else mask[:, :, rows]
+
+    def indices(self, heads: list[int], rows: Rows) -> list[Tensor]:
+        """Of batch, heads, queries and keys."""
+        device, queries = self.raw_q.device, torch.arange(self.raw_q.shape[-2], device=self.raw_q.device)
+        batch, keys = torch.arange(len(self.q), device=device), torch.arange(self.num_keys, device=device)
+        return [batch, torch.tensor(heads, device=device), queries[rows], keys]
 
     def allowed(self, heads: list[int]) -> Tensor:
         mask = self.mask_for(heads, slice(None))
@@ -133,55 +185,6 @@ class SDPACall:
         return out
 
 
-@dataclass(frozen=True)
-class Layout:
-    """One letter for each axis of weights, values and output.
-
-    The product sums over the keys. Of the axes other than queries, keys and width, the last one is the heads and those
-    before it are the batch; a single one is the batch.
-    """
-
-    weights: str
-    values: str
-    out: str
-    keys: str
-    queries: str
-    merged_heads: int = 0
-    """the number of heads in the first axis, where batch and heads are merged; 0 if they are not"""
-
-    @property
-    def batch_axes(self) -> str:
-        """Batch and heads."""
-        return "".join(letter for letter in self.weights if letter not in self.keys + self.queries)
-
-    @property
-    def width(self) -> str:
-        return next(letter for letter in self.values if letter not in self.weights)
-
-    def arrange_weights(self, weights: Tensor, out: Tensor) -> Tensor:
-        return self.arrange(weights, self.weights, self.queries + self.keys, out)
-
-    def arrange_values(self, values: Tensor, out: Tensor) -> Tensor:
-        return self.arrange(values, self.values, self.keys + self.width, out)
-
-    def arrange_out(self, out: Tensor) -> Tensor:
-        return self.arrange(out, self.out, self.queries + self.width, out)
-
-    def arrange(self, x: Tensor, letters: str, last: str, out: Tensor) -> Tensor:
-        """x as (B,H,last); a batch axis that x lacks, or that has size 1 in x, is expanded."""
-        missing = [letter for letter in self.batch_axes if letter not in letters]
-        x = x[(None,) * len(missing)] if missing else x
-        x = permute(x, "".join(missing) + letters, self.batch_axes + last)
-        batch_shape = [out.shape[self.out.index(letter)] for letter in self.batch_axes]
-        if list(x.shape[:-2]) != batch_shape:
-            x = x.expand(*batch_shape, *x.shape[-2:])
-        return to_4d(with_heads(x, self.merged_heads))
-
-    def head_view(self, out: Tensor) -> Tensor:
-        """The output as (...,H,Q,Dv). It is a view: writing to it changes the output."""
-        return with_heads(permute(out, self.out, self.batch_axes + self.queries + self.width), self.merged_heads)
-
-
 @dataclass(frozen=True, eq=False)
 class SoftmaxCall:
     """A softmax whose result multiplied values, both in the model's own layout."""
@@ -193,20 +196,42 @@ class SoftmaxCall:
     raw_out: Tensor
     q: Tensor | None = None
     k: Tensor | None = None
+    kept_axis: int | None = None
+    """the axis of the output that a sum with keepdim=True left with size 1"""
+    alias: Tensor = field(init=False)
+    """the output, with the shape that it had when it was recorded"""
+    versions: tuple[int | None, ...] = field(init=False)
+
+    FIELDS = "raw_weights", "raw_values", "raw_out"
+
+    def __post_init__(self) -> None:
+        remember_versions(self, self.FIELDS)
+
+    @property
+    def is_stale(self) -> bool:
+        return bool(changed_fields(self, self.FIELDS))
+
+    def check(self, *names: str) -> None:
+        check_unchanged(self, names)
 
     @property
     def v(self) -> Tensor:
-        return self.layout.arrange_values(self.raw_values, self.raw_out)
+        self.check("raw_values")
+        return self.layout.arrange_values(self.raw_values, self.without_kept_axis(self.alias))
 
     @property
     def num_keys(self) -> int:
         return self.raw_weights.shape[self.layout.weights.index(self.layout.keys)]
 
+    def without_kept_axis(self, raw_out: Tensor) -> Tensor:
+        return raw_out if self.kept_axis is None else raw_out.squeeze(self.kept_axis)
+
     def arrange_out(self, raw_out: Tensor) -> Tensor:
-        return self.layout.arrange_out(raw_out)
+        return self.layout.arrange_out(self.without_kept_axis(raw_out))
 
     def weights(self, heads: list[int], rows: Rows) -> Tensor:
-        weights = self.layout.arrange_weights(self.raw_weights, self.raw_out)
+        self.check("raw_weights")
+        weights = self.layout.arrange_weights(self.raw_weights, self.without_kept_axis(self.alias))
         return select_heads(weights, heads, weights.shape[1])[:, :, rows]
 
     def values(self, heads: list[int]) -> Tensor:
@@ -218,70 +243,44 @@ class SoftmaxCall:
 
     def replace_heads(self, heads: list[int], new: Tensor) -> Tensor:
         out = self.raw_out.clone()
-        write_heads(self.layout.head_view(out), heads, new)
+        view = self.without_kept_axis(out)
+        write_heads(self.layout.head_view(view), heads, new, self.layout.widths)
         return out
 
 
-def matmul_layout(weights_dim: int, values_dim: int, weights_first: bool, merged_heads: int = 0) -> Layout | None:
-    """The layout of weights @ values, or of values @ weights where tokens are columns."""
-    if min(weights_dim, values_dim) < 2:
-        return None
-    batch = ascii_uppercase[: max(weights_dim, values_dim) - 2]
-    weights, values = batch[len(batch) - weights_dim + 2 :], batch[len(batch) - values_dim + 2 :]
-    if weights_first:
-        return validated(Layout(weights + "qk", values + "kd", batch + "qd", "k", "q", merged_heads))
-    return validated(Layout(weights + "kq", values + "dk", batch + "dq", "k", "q", merged_heads))
+def apply_mod(mod: ScoreMod, indices: list[Tensor], scores: Tensor | None = None) -> Tensor:
+    """A score or mask function of flex_attention, which takes single numbers, for all indices: (B,H,Q,K)."""
+    first = () if scores is None else (0,)
+    for axis in (3, 2, 1, 0):
+        mod = torch.vmap(mod, in_dims=(*first, *(0 if i == axis else None for i in range(4))))
+    return mod(*(() if scores is None else (scores,)), *indices)
 
 
-def einsum_layout(equation: str, weights_first: bool, weights_dim: int, values_dim: int) -> Layout | None:
-    """The layout of an einsum of weights and values, or None if it is no weighted sum."""
-    left, arrow, out = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if len(terms) != 2 or not arrow:
-        return None
-    weights, values = terms if weights_first else terms[::-1]
-    weights, values = expand_ellipsis(weights, weights_dim), expand_ellipsis(values, values_dim)
-    longer = max(weights, values, key=lambda term: sum(letter in ELLIPSIS_LETTERS for letter in term))
-    out = out.replace("...", "".join(letter for letter in longer if letter in ELLIPSIS_LETTERS))
-    summed = [letter for letter in weights if letter in values and letter not in out]
-    queries = [letter for letter in weights if letter in out and letter not in values]
-    if len(summed) != 1 or not queries:
-        return None
-    return validated(Layout(weights, values, out, summed[0], queries[-1]))
+def remember_versions(call: SDPACall | SoftmaxCall, names: tuple[str, ...]) -> None:
+    """Note how often each tensor was changed in place. Inference tensors do not count it, so they are copied."""
+    if call.raw_out.is_inference():
+        for name in names:
+            x = getattr(call, name)
+            object.__setattr__(call, name, x if x is None or not x.is_inference() else x.clone())
+    tensors = [getattr(call, name) for name in names]
+    versions = [None if x is None or x.is_inference() else x._version for x in tensors]
+    object.__setattr__(call, "versions", tuple(versions))
+    object.__setattr__(call, "alias", call.raw_out.detach())
 
 
-ELLIPSIS_LETTERS = "αβγδεζηθ"
-"""letters for the axes of an ellipsis, from the last axis to the first"""
+def changed_fields(call: SDPACall | SoftmaxCall, names: Sequence[str]) -> list[str]:
+    """Those of the tensors that were changed in place after they were recorded."""
+    versions = zip(call.FIELDS, call.versions, strict=True)
+    return [n for n, version in versions if n in names and version is not None and getattr(call, n)._version != version]
 
 
-def expand_ellipsis(term: str, dim: int) -> str:
-    num_hidden = dim - len(term.replace("...", ""))
-    return term.replace("...", ELLIPSIS_LETTERS[:num_hidden][::-1])
-
-
-def validated(layout: Layout) -> Layout | None:
-    """The layout if it is a weighted sum, with one width axis, a sum over keys only and no repeated letter; or None."""
-    widths = [letter for letter in layout.values if letter not in layout.weights]
-    expected = layout.batch_axes + layout.queries + "".join(widths)
-    is_weighted_sum = len(widths) == 1 and sorted(expected) == sorted(layout.out)
-    has_unique_letters = all(len(set(term)) == len(term) for term in (layout.weights, layout.values, layout.out))
-    return layout if is_weighted_sum and has_unique_letters else None
-
-
-def permute(x: Tensor, letters: str, order: str) -> Tensor:
-    return x if letters == order else x.permute([letters.index(letter) for letter in order])
-
-
-def with_heads(x: Tensor, merged_heads: int = 0) -> Tensor:
-    """(...,L,D) -> (...,H,L,D): the merged heads, or a single head if x has fewer than four axes."""
-    if merged_heads:
-        return x.unflatten(-3, (-1, merged_heads))
-    return x.unsqueeze(-3) if x.dim() < 4 else x
-
-
-def to_4d(x: Tensor) -> Tensor:
-    """(...,H,L,D) -> (B,H,L,D). A tensor of four axes is returned itself, so that autograd still knows it."""
-    return x if x.dim() == 4 else x.reshape(-1, *x.shape[-3:])
+def check_unchanged(call: SDPACall | SoftmaxCall, names: Sequence[str]) -> None:
+    """A tensor that was changed in place after it was recorded is an error, not another number."""
+    for name in changed_fields(call, names):
+        raise RuntimeError(
+            f"the {name.removeprefix('raw_')} of this attention call changed in place after it was recorded, "
+            "so that it is no longer the tensor that the model used"
+        )
 
 
 def select_heads(x: Tensor, heads: list[int], num_heads: int) -> Tensor:
@@ -293,6 +292,40 @@ def select_heads(x: Tensor, heads: list[int], num_heads: int) -> Tensor:
     return x[:, indices[0] : indices[0] + 1] if len(indices) == 1 else x[:, indices]
 
 
-def write_heads(view: Tensor, heads: list[int], new: Tensor) -> None:
-    """Write new (B,heads,Q,D) into (...,H,Q,D), in place."""
-    view[..., heads, :, :] = new.to(view.dtype).reshape(*view.shape[:-3], len(heads), *view.shape[-2:])
+def write_heads(view: Tensor, heads: list[int], new: Tensor, widths: str = "d") -> None:
+    """Write new (B,heads,Q,D) into (...,H,Q,*widths), in place."""
+    num_last = 1 + len(widths)
+    shape = (*view.shape[: -1 - num_last], len(heads), *view.shape[view.dim() - num_last :])
+    index: tuple[Any, ...] = (..., heads, *(slice(None),) * num_last)
+    view[index] = new.to(view.dtype).reshape(shape)
+
+
+def check_heads(head: int | Sequence[int] | None, num_heads: int, name: str) -> list[int]:
+    if head is None:
+        return list(range(num_heads))
+    heads = [int(head)] if isinstance(head, Integral) else [int(index) for index in head]  # type: ignore[union-attr]
+    for index in heads:
+        if not 0 <= index < num_heads:
+            raise LookupError(f"head must be {index_range(num_heads)} for {name!r}, got {index}")
+    return heads
+
+
+def check_rows(rows: Sequence[int] | slice | None, num_queries: int, name: str) -> list[int]:
+    if rows is None or isinstance(rows, slice):
+        return list(range(num_queries)[rows or slice(None)])
+    rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
+    for row in rows:
+        if not -num_queries <= row < num_queries:
+            raise LookupError(f"rows are queries and must be {index_range(num_queries)} for {name!r}, got {row}")
+    return [row % num_queries for row in rows]
+
+
+def index_range(size: int) -> str:
+    return f"from 0 to {size - 1}" if size > 1 else "0" if size else "empty"
+
+
+def as_slice(indices: Tensor) -> Rows:
+    """Consecutive indices as a slice, so that indexing returns a view."""
+    if len(indices) and bool((indices.diff() == 1).all()):
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices

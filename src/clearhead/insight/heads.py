@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.insight.calls import AttentionCall
+from clearhead.insight.calls import AttentionCall, check_heads
 from clearhead.insight.capture import LOOKED_FOR, capture_attention, module_names, unknown_name
-from clearhead.insight.trace import check_heads, look
+from clearhead.insight.trace import look
 
 Pattern = Literal["uniform", "zero"] | Tensor | Callable[[Tensor], Tensor]
 

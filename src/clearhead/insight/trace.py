@@ -12,38 +12,46 @@
 Dims: B batch, H heads, Q queries, K keys, D width of queries and keys, Dv width of values.
 """
 
-from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
-from dataclasses import dataclass
-from numbers import Integral
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from clearhead.insight.calls import AttentionCall, Rows
-from clearhead.insight.capture import LOOKED_FOR, capture_attention, join_names, unknown_name
-from clearhead.insight.trace_page import notebook_page, save_page
-from clearhead.messages import html_table, printable
-from clearhead.viewer import Description
+from clearhead.insight.calls import AttentionCall, as_slice, check_heads, check_rows
+from clearhead.insight.capture import LOOKED_FOR, Unresolved, capture_attention, join_names, unknown_name
+from clearhead.messages import align_columns, html_table, printable
+from clearhead.viewer import Description, LayerInfo, document, static_image, trace_view, viewer_frame
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
 CHUNK = 2**20
 """the number of weights computed at a time"""
-MAX_HTML_BYTES = 64_000_000
-"""of the maps in an HTML file; layers that do not fit are left out"""
+MAX_HTML_BYTES, MAX_NOTEBOOK_BYTES = 64_000_000, 6_000_000
+"""of the maps in an HTML file, and in the output of a notebook cell; layers that do not fit are left out"""
 TABLE_HEADER = ["name", "kernel", "heads", "queries x keys", "note"]
 RIGHT_ALIGNED = {2, 3}
+MAX_LISTED = 20
+"""the number of unresolved calls that the table lists"""
 
 
 def look(
-    model: nn.Module, *args: Any, keep: Literal["all", "last"] | Sequence[str] = "all", **kwargs: Any
+    model: nn.Module,
+    *args: Any,
+    keep: Literal["all", "last"] | Sequence[str] = "all",
+    count: bool | None = None,
+    **kwargs: Any,
 ) -> "AttentionTrace":
     """Run model(*args, **kwargs) and record its attention. The model, its output and its gradients do not change.
 
-    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names.
+    `keep` chooses the layers whose tensors are kept: "all", the "last", or a list of names. Attention that was seen but
+    could not be followed to its values is in `trace.unresolved`. `count=True` also counts the operators that really
+    ran, and finds attention that no Python function called; by default only if the model has scripted modules.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"look needs an nn.Module and its inputs, got {type(model).__name__}")
@@ -60,14 +68,18 @@ def look(
         names.append(name)
         return call.raw_out
 
-    with capture_attention(model, receive):
+    if count is None:
+        count = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    with capture_attention(model, receive, count) as capture:
         output = model(*args, **kwargs)
+    unresolved = capture.unresolved()
     if not names:
-        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}")
+        seen = "; ".join(["", "unresolved", *map(str, unresolved)]) if unresolved else ""
+        raise LookupError(f"no attention was found in {type(model).__name__}; looked for {LOOKED_FOR}{seen}")
     for name in () if isinstance(keep, str) else keep:
         if name not in names:
             raise unknown_name(name, names)
-    return AttentionTrace(output, records, names)
+    return AttentionTrace(output, records, names, unresolved, count, leading_sizes((args, kwargs)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,19 +112,20 @@ class AttentionRecord:
     @property
     def out(self) -> Tensor:
         """(B,H,Q,Dv): the output that the model received, before the heads are concatenated."""
+        self.call.check("raw_out")
         return self.call.arrange_out(self.call.raw_out)
 
     @property
     def batch(self) -> int:
-        return self.out.shape[0]
+        return self.call.arrange_out(self.call.alias).shape[0]
 
     @property
     def num_heads(self) -> int:
-        return self.out.shape[1]
+        return self.call.arrange_out(self.call.alias).shape[1]
 
     @property
     def num_queries(self) -> int:
-        return self.out.shape[2]
+        return self.call.arrange_out(self.call.alias).shape[2]
 
     @property
     def num_keys(self) -> int:
@@ -165,6 +178,16 @@ class AttentionRecord:
         size = f"{self.num_heads} heads, {self.num_queries} x {self.num_keys}"
         return printable(f"{self.name}: {self.kernel}, {size}" + (f" ({self.note})" if self.note else ""))
 
+    def info(self, batch: int) -> LayerInfo:
+        """For the viewer. Windows, several of which belong to one example of the batch, count as heads."""
+        sizes = {"heads": self.batch * self.num_heads // batch, "queries": self.num_queries, "keys": self.num_keys}
+        return LayerInfo(name=self.name, kernel=self.kernel, note=self.note, **sizes)
+
+    def maps(self, batch: int) -> "Callable[[], np.ndarray]":
+        """Computes the weights (B,H,Q,K) of all heads that `info` counts."""
+        shape = (batch, -1, self.num_queries, self.num_keys)
+        return lambda: self.weights().detach().float().cpu().numpy().reshape(shape)
+
     def row(self) -> list[str]:
         """The cells of this record in the table of its trace: TABLE_HEADER."""
         return [self.name, self.kernel, str(self.num_heads), f"{self.num_queries} x {self.num_keys}", self.note]
@@ -176,10 +199,24 @@ class AttentionRecord:
 class AttentionTrace:
     """The attention of one forward pass, by module name in order of execution, and the output of the model."""
 
-    def __init__(self, output: Any, records: dict[str, AttentionRecord], names: Sequence[str]):
+    def __init__(
+        self,
+        output: Any,
+        records: dict[str, AttentionRecord],
+        names: Sequence[str],
+        unresolved: Sequence[Unresolved] = (),
+        is_counted: bool = False,
+        leading_sizes: frozenset[int] = frozenset(),
+    ):
         self.output, self.records = output, records
         self.names = list(names)
         """the names of all attention calls of the pass, including those that `keep` excluded"""
+        self.unresolved = list(unresolved)
+        """attention of the pass that became no record, with the operation where it was lost"""
+        self.is_counted = is_counted
+        """whether the operators that really ran were counted, so that nothing is missing here"""
+        self.leading_sizes = leading_sizes
+        """the sizes of the first two axes of the inputs, one of which is the batch"""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -212,9 +249,20 @@ class AttentionTrace:
             )
         raise unknown_name(name, self.records)
 
+    def is_batch_size(self, size: int) -> bool:
+        """Whether a layer with this batch can have attended over whole inputs, rather than inside windows."""
+        return not self.leading_sizes or size == 1 or size in self.leading_sizes
+
     def verify(self) -> dict[str, float]:
-        """For each layer, the largest |weights @ v - output of the kernel|. Layers with dropout are left out."""
-        return {name: record.verify() for name, record in self.items() if not record.call.dropout}
+        """For each layer, the largest |weights @ v - output of the kernel|.
+
+        Layers with dropout, and those whose tensors the model changed in place afterwards, are left out.
+        """
+        return {
+            name: record.verify()
+            for name, record in self.items()
+            if not record.call.dropout and not record.call.is_stale
+        }
 
     def plot(
         self,
@@ -274,6 +322,11 @@ class AttentionTrace:
         and columns of patches, and `num_prefix_tokens` stand before them. For a sequence, `tokens` are its labels.
         Layers that do not fit into `max_bytes` are left out, and the page lists them.
         """
+        from clearhead.files import write_atomic
+
+        path = Path(path)
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"the viewer is saved as .html, got {path.name!r}; try {path.stem}.html")
         description = Description(
             kind="trace",
             title=title,
@@ -283,7 +336,36 @@ class AttentionTrace:
             num_prefix_tokens=num_prefix_tokens,
             tokens=None if tokens is None else tuple(tokens),
         )
-        return save_page(self, Path(path), description, max_bytes, image)
+        page = document(*self.view(description, max_bytes, image), title=f"{title} · Clearhead")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, page.encode())
+        return path
+
+    def view(self, description: Description, max_bytes: int, image: Tensor | None = None) -> tuple[Description, bytes]:
+        """What the viewer shows: the description with the layers that fit, and the bytes of a safetensors file."""
+        records = [record for record in self.values() if record.num_queries and record.num_keys and record.batch]
+        batch = min((record.batch for record in records), default=1)
+        left_out = {r.name: "the model changed its tensors in place after the pass" for r in records if r.call.is_stale}
+        left_out |= {r.name: f"its batch is {r.batch}, not {batch}" for r in records if r.batch % batch}
+        records = [record for record in records if record.name not in left_out]
+        pixels = image[None] if image is not None and image.dim() == 3 else image
+        if pixels is not None and (pixels.dtype != torch.uint8 or pixels.dim() != 4 or len(pixels) != batch):
+            raise ValueError(
+                f"image must be uint8 (C,height,width), or (B,C,height,width) for a batch of {batch}, "
+                f"got {pixels.dtype} of shape {tuple(pixels.shape)}"
+            )
+        output = self.output if isinstance(self.output, Tensor) and self.output.dim() == 2 else None
+        missing = [f"Not recorded: {item}" for item in self.unresolved]
+        missing += [f"{name} was left out: {why}." for name, why in left_out.items()]
+        description = replace(description, unresolved=(*description.unresolved, *missing))
+        return trace_view(
+            [(record.info(batch), record.maps(batch)) for record in records],
+            batch,
+            max_bytes,
+            description,
+            pixels=None if pixels is None else pixels.cpu().numpy(),
+            logits=None if output is None or len(output) != batch else output.detach().float().cpu().numpy(),
+        )
 
     def __repr__(self) -> str:
         lines = [[printable(cell) for cell in record.row()] for record in self.values()]
@@ -293,49 +375,23 @@ class AttentionTrace:
     def _repr_html_(self) -> str:
         rows = [record.row() for record in self.values()]
         table = html_table(TABLE_HEADER, rows, footer=self.footer, right=RIGHT_ALIGNED)
-        return notebook_page(self) + table
+        shown, tensors = self.view(Description(kind="trace", title="Attention", source="trace"), MAX_NOTEBOOK_BYTES)
+        if not shown.layers:
+            return table
+        image = static_image([self[layer.name].weights()[0].detach().float().cpu().numpy() for layer in shown.layers])
+        return viewer_frame(document(shown, tensors, title="Attention"), image) + table
 
     @property
     def footer(self) -> str:
+        """What the table does not show: layers that were not kept, unresolved attention, and whether it was counted."""
         num_excluded = len(self.names) - len(self.records)
-        return f"and {num_excluded} more, not kept" if num_excluded else ""
+        lines = [f"and {num_excluded} more, not kept"] if num_excluded else []
+        lines += [f"unresolved: {printable(str(item))}" for item in self.unresolved[:MAX_LISTED]]
+        if len(self.unresolved) > MAX_LISTED:
+            lines.append(f"and {len(self.unresolved) - MAX_LISTED} more unresolved")
+        return "\n".join([*lines, *([] if self.is_counted else ["operators not counted"])])
 
 
-def align_columns(table: list[list[str]], right: set[int]) -> list[str]:
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    cells = [
-        [x.rjust(w) if i in right else x.ljust(w) for i, (x, w) in enumerate(zip(line, widths, strict=True))]
-        for line in table
-    ]
-    return ["  ".join(line).rstrip() for line in cells]
-
-
-def check_heads(head: int | Sequence[int] | None, num_heads: int, name: str) -> list[int]:
-    if head is None:
-        return list(range(num_heads))
-    heads = [int(head)] if isinstance(head, Integral) else [int(index) for index in head]  # type: ignore[union-attr]
-    for index in heads:
-        if not 0 <= index < num_heads:
-            raise LookupError(f"head must be {index_range(num_heads)} for {name!r}, got {index}")
-    return heads
-
-
-def check_rows(rows: Sequence[int] | slice | None, num_queries: int, name: str) -> list[int]:
-    if rows is None or isinstance(rows, slice):
-        return list(range(num_queries)[rows or slice(None)])
-    rows = [int(rows)] if isinstance(rows, Integral) else [int(row) for row in rows]
-    for row in rows:
-        if not -num_queries <= row < num_queries:
-            raise LookupError(f"rows are queries and must be {index_range(num_queries)} for {name!r}, got {row}")
-    return [row % num_queries for row in rows]
-
-
-def index_range(size: int) -> str:
-    return f"from 0 to {size - 1}" if size > 1 else "0" if size else "empty"
-
-
-def as_slice(indices: Tensor) -> Rows:
-    """Consecutive indices as a slice, so that indexing returns a view."""
-    if len(indices) and bool((indices.diff() == 1).all()):
-        return slice(int(indices[0]), int(indices[-1]) + 1)
-    return indices
+def leading_sizes(inputs: Any) -> frozenset[int]:
+    tensors = (x for x in tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_nested)
+    return frozenset(size for x in tensors for size in x.shape[:2])

@@ -57,7 +57,7 @@ def no_images(path: Path, task: "Task") -> str:
     """Why the page does not show a run, and what does."""
     example = "--sample 0" if task.has_test else f"--{task.input_option} ..."
     return (
-        f"The page shows models of images so far, and this run takes {task.input_kind}; "
+        f"The page supports only image models so far, and this run takes {task.input_kind}; "
         f"try: clearhead look {path} {example} --html attention.html"
     )
 
@@ -84,7 +84,6 @@ def describe_vision(
     import torch
 
     from clearhead.insight.trace import look
-    from clearhead.insight.trace_page import layer_info
 
     with torch.no_grad():
         trace = look(model, torch.zeros(1, spec.channels, spec.height, spec.width))
@@ -97,7 +96,7 @@ def describe_vision(
         classes=tuple(classes) if len(classes) == config.num_classes else (),
         grid=config.grid,
         num_prefix_tokens=(config.pooling == "cls") + config.num_register_tokens,
-        layers=tuple(layer_info(record) for record in trace.values()),
+        layers=tuple(record.info(1) for record in trace.values()),
         config=config.to_dict(),
     )
 
@@ -118,7 +117,9 @@ def find_input(module: "nn.Module", image: tuple[int, int, int] | None) -> Input
     shape = image or find_image_shape(module, preprocessing)
     if shape is None:
         name = type(module).__name__
-        raise ValueError(f"the image size of {name} is not known; name it: --image 3x224x224 (channels, height, width)")
+        raise ValueError(
+            f"cannot determine the image size of {name}; try --image 3x224x224 (channels x height x width)"
+        )
     channels, height, width = shape
     mean, std = (values_per_channel(preprocessing.get(name), channels) for name in ("mean", "std"))
     mean, std = (mean, std) if mean and std and min(std) > 0 else ((0.0,) * channels, (1.0,) * channels)

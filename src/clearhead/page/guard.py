@@ -109,7 +109,7 @@ class Guard:
         """Host, Sec-Fetch-Site and Origin."""
         hosts, origins, sites = (headers(scope, name) for name in ("host", "origin", "sec-fetch-site"))
         if len(hosts) != 1 or hosts[0] not in self.hosts:
-            raise RefusedError(421, "This server answers under its own address only.")
+            raise RefusedError(421, "This server answers only requests for its own address.")
         is_reading = scope["method"] in ("GET", "HEAD")
         allowed_sites = ("same-origin", "none") if is_reading else ("same-origin",)
         if len(sites) > 1 or any(site not in allowed_sites for site in sites):
@@ -117,7 +117,7 @@ class Guard:
         if len(origins) > 1 or any(origin != f"http://{hosts[0]}" for origin in origins):
             raise RefusedError(403, "Another site sent this request.")
         if not is_reading and not origins:
-            raise RefusedError(403, "A request that changes something must name its origin.")
+            raise RefusedError(403, "Requests other than GET and HEAD must have an Origin header.")
 
     def is_opening(self, scope: Scope) -> bool:
         """Whether this is the opening link with a valid token."""
@@ -134,7 +134,7 @@ class Guard:
         values = [value for name, _, value in pairs if name == self.cookie]
         is_known = [hmac.compare_digest(value.encode("latin-1"), self.session.encode()) for value in values]
         if not any(is_known):
-            raise RefusedError(403, "Open the page by the link that `clearhead open` has printed.")
+            raise RefusedError(403, "Open the page with the link that `clearhead open` printed.")
 
 
 def headers(scope: Scope, name: str) -> list[str]:

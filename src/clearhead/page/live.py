@@ -21,10 +21,9 @@ from clearhead.insight.attribution import mean_attention, relevance, rollout
 from clearhead.insight.calls import AttentionCall, Rows, SDPACall, select_heads
 from clearhead.insight.capture import capture_attention
 from clearhead.insight.trace import AttentionRecord, AttentionTrace, look
-from clearhead.insight.trace_page import layer_info
 from clearhead.nn.attention import in_float32, softargmax
 from clearhead.validation import check_choice, is_number
-from clearhead.viewer import InputSpec
+from clearhead.viewer import InputSpec, LayerInfo
 
 Method = Literal["mean", "rollout", "relevance", "occlusion"]
 Steps = Generator[None, None, dict[str, np.ndarray]]
@@ -109,7 +108,7 @@ class LiveModel:
             trace = self.trace(blank[None], Edits())
         self.num_classes = logits_of(trace.output).shape[1]
         self.layers = tuple(layer_info(record) for record in trace.values())
-        self.unresolved = tuple(map(str, getattr(trace, "unresolved", ())))
+        self.unresolved = tuple(f"Not recorded: {item}" for item in trace.unresolved)
         self.grid, self.num_prefix_tokens = find_grid(trace, spec, patch_size)
         if self.grid is not None:
             self.spec = replace(spec, patch_size=spec.height // self.grid[0])
@@ -269,10 +268,11 @@ class LiveModel:
         """All steps of one head; no tensors if the model computes its own scores."""
         check_index(head=head)
         self.check_edits(Edits(heads=((layer, head, "zero"),)))
-        with torch.no_grad():
+        with torch.no_grad():  # closed before `yield`: the mode of gradients belongs to a thread
             trace = self.trace(image, edits)
+        yield
+        with torch.no_grad():
             record = trace[layer]
-            yield
             if record.q is None or record.k is None:
                 return {}
             q, k, v, weights, out = (
@@ -322,6 +322,21 @@ def logits_of(output: Any) -> Tensor:
     return output
 
 
+def layer_info(record: AttentionRecord) -> LayerInfo:
+    note = record.note
+    if record.batch > 1:
+        windows = f"{record.batch} windows of {record.num_heads} heads"
+        note = f"{note}; {windows}" if note else windows
+    return LayerInfo(
+        name=record.name,
+        kernel=record.kernel,
+        heads=record.batch * record.num_heads,
+        queries=record.num_queries,
+        keys=record.num_keys,
+        note=note,
+    )
+
+
 def flat_heads(x: Tensor) -> Tensor:
     """(B,H,...) -> (B H,...): one image may be several windows."""
     return x.flatten(0, 1)
@@ -354,15 +369,23 @@ def hide_patch(pixels: Tensor, patch: int, spec: InputSpec, grid: tuple[int, int
 def weights_at_beta(call: AttentionCall, heads: list[int], beta: float) -> Tensor:
     """The weights at another inverse temperature (B,H,Q,K).
 
-    A model that computes its own softmax has no recorded scores: log(weights), which differ from beta * scores by a
-    constant per row, take their place, with 1/sqrt(head width) for the model's own beta.
+    The scores are log(weights) / own beta, which differ from those of the model by a constant per row. So biases of
+    the logits, such as relative positions, are scaled as well. A model that computes its own softmax has no recorded
+    beta: 1/sqrt(head width) takes its place.
     """
-    allowed = call.allowed(heads)
-    if isinstance(call, SDPACall):
-        scores = in_float32(call.q) @ in_float32(call.k).transpose(-2, -1)
+    own = call.scale if isinstance(call, SDPACall) else 1 / math.sqrt(call.v.shape[-1])
+    if isinstance(call, SDPACall) and not has_bias(call):
+        scores = in_float32(call.q) @ in_float32(call.k).transpose(-2, -1)  # exact, also where weights underflow
     else:
-        scores = call.weights(heads, slice(None)).log() * math.sqrt(call.v.shape[-1])
-    return softargmax(scores, beta, where=allowed.expand(scores.shape)).to(call.v.dtype)
+        scores = call.weights(heads, slice(None)).float().log() / own
+    return softargmax(scores, beta, where=call.allowed(heads).expand(scores.shape)).to(call.v.dtype)
+
+
+def has_bias(call: SDPACall) -> bool:
+    """Whether something is added to the scores, beyond a mask of -inf and 0."""
+    if call.mask is None or call.mask.dtype == torch.bool:
+        return call.score_mod is not None
+    return bool((call.mask.isfinite() & (call.mask != 0)).any())
 
 
 def uniform(call: AttentionCall, weights: Tensor, edits: Edits, first_patch: int) -> Tensor:

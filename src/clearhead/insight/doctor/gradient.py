@@ -56,6 +56,9 @@ def check_gradient(module: ModuleUnderTest) -> list[Finding]:
             return [Finding(GRADIENT, "fault", text)]
     if not sizes:
         return [Finding(GRADIENT, "not checked", "the module has no trainable parameters")]
+    if any(not size.isfinite().all() for size in sizes.values()) and module.dtype != module.native_dtype:
+        module = module.with_dtype(module.native_dtype)  # only float64 may fail
+        sizes = gradient_sizes(module)
     if non_finite := [name for name, size in sizes.items() if not size.isfinite().all()]:
         return [Finding(GRADIENT, "fault", f"the gradient of {join_names(non_finite)} is not finite")]
     largest = max(size.max().item() for size in sizes.values())

@@ -40,7 +40,9 @@ TARGET_OR_LABELS_NAME = re.compile(r"y|target")
 MEMORY_NAME = re.compile(r"memory|context|enc|encoded|(enc|encoder)_(src|out|output|outputs|states|hidden_states)")
 CACHE_NAME = re.compile(r"(past|past_kv|past_key_values?|layer_past|(kv_)?caches?|state|hx|hidden_state)")
 OFFSET_NAME = re.compile(r"start_pos(ition)?|(pos_)?offset|past_length")
-NON_ATTENTION_MASK_NAME = re.compile(r"(.*_)?(loss|labels?|heads?|special_tokens?|completion|response)_mask")
+NON_ATTENTION_MASK_NAME = re.compile(
+    r"(.*_)?(loss|labels?|heads?|special_tokens?|completion|response|global_attention)_mask"
+)
 """masks that weigh a loss, disable heads or mark special tokens; they keep their default"""
 ROLE_NAMES: dict[Role, re.Pattern[str]] = {
     "causal": re.compile(r"is_causal|causal"),
@@ -252,12 +254,11 @@ class GivenInput:
         return f"given {str(self.tensor.dtype).removeprefix('torch.')} {tuple(self.tensor.shape)}"
 
 
-SEEDS_PER_BATCH = 1000
+SEEDS_PER_BATCH, MAX_IMAGE_SIZE = 1000, 512
 IMAGE_NAME = re.compile(r"(input_)?(images?|imgs?|pixel_values|pixels)")
 IMAGE_SIZES = (32, 28, 64, 224, 16, 48, 128, 256)
 IMAGE_SIZE_NAME = re.compile(r"(img|image|input)_(size|resolution)")
 CHANNELS_NAME = re.compile(r"(in|num|image)?_?(channels|chans)")
-MAX_IMAGE_SIZE = 512
 
 
 def candidate_inputs(model: nn.Module, width: int | None, is_image: bool = False) -> Iterator[ModelInput]:

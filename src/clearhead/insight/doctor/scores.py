@@ -100,6 +100,8 @@ def attention_patterns(
 
 
 HEADS = "heads"
+ROUNDING = 1e-6
+"""relative: experts, for example, multiply other groups of tokens when one token changes"""
 
 
 def check_heads(module: ModuleUnderTest) -> Finding:
@@ -117,7 +119,7 @@ def check_heads(module: ModuleUnderTest) -> Finding:
         for x, y in ((first.q, other.q), (first.k, other.k), (first.v, other.v)):
             if x is None or y is None:
                 continue
-            rows = (x != y).any(-1).any(0)  # (H,L)
+            rows = ((x - y).abs() > ROUNDING * x.abs().max()).any(-1).any(0)  # (H,L)
             if (rows != rows[:1]).any():
                 text = f"when token {position} changes, the heads of {first.name} change at different tokens"
                 text += ": heads are split by view() or reshape() without transpose()"
@@ -169,7 +171,7 @@ def rows_of_head(module: ModuleUnderTest, name: str, head: int, query: int) -> l
     if before.dim() != 3 or before.shape[1] != module.length:
         return []
     change = (before - after).abs().amax(-1).amax(0)
-    return (change > 1e-6 * before.abs().max()).nonzero().flatten().tolist()  # a fused kernel rounds in another way
+    return (change > ROUNDING * before.abs().max()).nonzero().flatten().tolist()
 
 
 def check_weights(module: ModuleUnderTest) -> Finding:
