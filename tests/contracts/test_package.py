@@ -18,7 +18,7 @@ PUBLIC = {
     *("VisionTransformer", "SequencePredictor", "Seq2Seq", "LanguageModel", "list_presets", "shapes"),
     *("Greedy", "Sampling", "Beam"),
     *("look", "edit", "head_importance", "examine"),
-    *("train", "resume", "fit", "open_run", "load", "report"),
+    *("train", "resume", "fit", "open_run", "load", "report", "shipped_model"),
     *("nn", "models", "insight", "data", "lab", "tasks", "training"),
 }
 MODULES = {"masks", "nn", "models", "insight", "data", "lab", "tasks", "training"}
