@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead.insight.capture import capture_attention, module_names, unknown_name
+from clearhead.insight.capture import capture_attention, module_named, module_names, unknown_name
 from clearhead.insight.trace import look
 
 
@@ -118,3 +118,18 @@ def test_keyword_arguments_are_supported(step):
 def test_operations_that_mix_keys_end_the_tracking(step):
     with pytest.raises(LookupError, match="no attention was found in Named"):
         look(Named(step), torch.randn(2, 5, 4))
+
+
+def test_a_recorded_name_leads_to_its_module():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            x = self.layer(x, x, x)[0] + self.layer(x, x, x)[0]
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model = Root()
+    names = look(model, torch.randn(1, 3, 4)).names
+    assert [module_named(model, name) for name in names] == [model.layer, model.layer, model]

@@ -281,6 +281,8 @@ def open_page(argv: Sequence[str]) -> None:
     if args.model and (args.target is None or is_module):
         raise ValueError("--model names the module of a run; try: clearhead open RUN --model FILE.py:NAME")
     target = None
+    if is_module and not Path(file := args.target.rpartition(":")[0]).exists() and file.endswith(".py"):
+        raise ValueError(f"no such file: {file}")
     if args.target is not None:
         path = None if is_module else find_run(args.target)
         if path is not None and not args.model and (problem := problem_of(path, summarize(path))):

@@ -323,6 +323,12 @@ def module_names(model: nn.Module) -> list[str]:
     return [without_wrappers(path) or type(module).__name__ for path, module in model.named_modules()]
 
 
+def module_named(model: nn.Module, name: str) -> nn.Module:
+    """The module of a recorded call, whose name may end with #2 for the module's second call."""
+    path = name.partition("#")[0]
+    return dict(zip(module_names(model), model.modules(), strict=True))[path]
+
+
 def unknown_name(name: str, known: Iterable[str], kind: str = "attention") -> LookupError:
     """The error for a name that does not exist: the most similar name, if there is one, and a list of all."""
     known = list(known)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.data.dataset import Normalize
 from clearhead.insight.attribution import mean_attention, relevance, rollout
 from clearhead.insight.calls import AttentionCall, Rows, SDPACall, select_heads
-from clearhead.insight.capture import capture_attention
+from clearhead.insight.capture import capture_attention, module_named
 from clearhead.insight.trace import AttentionRecord, AttentionTrace, look
 from clearhead.nn.attention import in_float32, softargmax
 from clearhead.validation import check_choice, is_number
@@ -293,7 +293,7 @@ class LiveModel:
 
     def output_projection(self, layer: str, head: int, width: int) -> Tensor | None:
         """The columns (E,Dv) of W_O that multiply this head's output, if the layer has one."""
-        module = self.model.get_submodule(layer.partition("#")[0])
+        module = module_named(self.model, layer)
         for name in ("out_proj", "proj"):
             linear = getattr(module, name, None)
             if isinstance(linear, nn.Linear) and (head + 1) * width <= linear.in_features:

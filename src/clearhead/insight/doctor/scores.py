@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from clearhead.insight.calls import AttentionCall
-from clearhead.insight.capture import capture_attention
+from clearhead.insight.capture import capture_attention, module_named
 from clearhead.insight.doctor.module_under_test import (
     Inputs,
     Masks,
@@ -157,7 +157,7 @@ def rows_of_head(module: ModuleUnderTest, name: str, head: int, query: int) -> l
         cleared = call.arrange_out(call.raw_out)[:, [head]].index_fill(2, torch.tensor(query), 0.0)
         return call.replace_heads([head], cleared)
 
-    part = module.model.get_submodule(name.partition("#")[0])
+    part = module_named(module.model, name)
     hook = part.register_forward_hook(lambda _, args, output: outputs.append(output_tensors(output)[0]))
     arguments = module.arguments(module.sample_inputs(0), {})
     try:
