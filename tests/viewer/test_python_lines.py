@@ -68,8 +68,8 @@ def shown(request, engine):
     return SimpleNamespace(model=model, pixels=pixels, description=description, layers=layers, engine=engine)
 
 
-def run_lines(shown, part, edits, **choice):
-    """What the lines print, with `given` as the model."""
+def lines_of(shown, part, edits, **choice):
+    """The code that a panel offers."""
     edits = NO_EDITS | edits
     edits["beta"] = "inf" if edits["beta"] == math.inf else edits["beta"]
     asked = {"layer": 0, "head": 0, "query": -1, "minus": None, "direction": "to", "target": 2} | choice
@@ -80,6 +80,12 @@ def run_lines(shown, part, edits, **choice):
     done = subprocess.run([NODE, HERE / "python_lines.mjs"], input=request, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     (code,) = json.loads(done.stdout)
+    return code
+
+
+def run_lines(shown, part, edits, **choice):
+    """What the lines print, with `given` as the model."""
+    code = lines_of(shown, part, edits, **choice)
     printed = []
     exec(code, {"given": shown.model, "print": lambda *values: printed.append(values)})
     return printed
@@ -166,3 +172,37 @@ def test_the_wall_and_the_input(shown, tmp_path, monkeypatch):
     background = torch.tensor(shown.description["input"]["background"][:1], dtype=torch.uint8)
     assert (pixels[:4, :4] == background).all()
     assert torch.equal(pixels[:, 4:], shown.pixels[0, 0, :, 4:])
+
+
+@pytest.mark.parametrize("part", ["wall", "input", "aggregates", "head-panel"])
+def test_lines_name_the_edits_that_look_does_not_record(shown, part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "before the edit" not in lines_of(shown, part, EDITS["hidden"])
+    code = lines_of(shown, part, EDITS["heads"])
+    for edit in EDITS["heads"]["heads"]:
+        assert f"# look records the weights before the edit of {edit['layer']}, head {edit['head']}\n" in code
+    assert "before the edit of every layer" in lines_of(shown, part, EDITS["masked"])
+    assert run_lines(shown, part, EDITS["all"])
+
+
+def test_look_records_the_weights_before_an_edit(shown):
+    """What the comments of the lines state."""
+    name, info = shown.layers[0]["name"], shown.layers[0]
+    edits = {"heads": [{"layer": name, "head": 1, "pattern": "uniform"}]}
+    ((recorded,),) = run_lines(shown, "input", edits, head=1, query=3)
+    ((unedited,),) = run_lines(shown, "input", {}, head=1, query=3)
+    assert torch.equal(recorded, unedited)
+    weights = engine_run(shown, edits)["layers"][0]["weights"].reshape(info["heads"], info["queries"], info["keys"])
+    first = info["keys"] - 6
+    assert np.abs(weights[1, first + 3, first:] - recorded.numpy().ravel()).max() > 1e-3
+
+
+def test_lines_of_a_trace(shown):
+    recorded = SimpleNamespace(**vars(shown))
+    recorded.description = shown.description | {"kind": "trace", "source": "trace", "input": None}
+    code = lines_of(recorded, "wall", {}, head=1)
+    assert "model = " not in code
+    trace = clearhead.look(shown.model, torch.randn(1, shown.pixels.shape[1], 8, 12))
+    printed = []
+    exec(code, {"trace": trace, "print": printed.append})
+    assert torch.equal(printed[0], trace[shown.layers[0]["name"]].weights(head=1))

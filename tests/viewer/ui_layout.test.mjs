@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as colors from "../../src/clearhead/viewer/js/colors.js";
 import * as layout from "../../src/clearhead/viewer/js/layout.js";
-import { ALL_HEADS, READOUT, patchMap, tokenLayout } from "../../src/clearhead/viewer/js/queries.js";
+import { ALL_HEADS, READOUT, outputQueryName, patchMap, tokenLayout } from "../../src/clearhead/viewer/js/queries.js";
 
 const entry = (table, i) => Array.from(table.subarray(3 * i, 3 * i + 3));
 
@@ -178,6 +178,20 @@ test("without a class token, the readout is the mean over the queries, or the po
   assert.equal(tokens.readout, "single");
   assert.deepEqual([...patchMap(pool, tokens, 0, 1, "to", new Float32Array(2))], [...pool.weights]);
   assert.deepEqual([...patchMap(pool, tokens, 0, 1, "from", new Float32Array(2))], [0, pool.weights[1]]);
+});
+
+test("the output query is named after the row that is shown", () => {
+  const [square, pool] = [3, 1].map((queries) => ({ queries, keys: 3 }));
+  const pooledBy = (pooling) => ({ grid: [1, 3], num_prefix_tokens: 0, config: { pooling } });
+  assert.equal(outputQueryName(GRID, { queries: 5, keys: 5 }), "Class token");
+  assert.equal(outputQueryName(pooledBy("attention"), pool), "Pooling query");
+  assert.equal(outputQueryName(pooledBy("attention"), square), "All queries");
+  assert.equal(outputQueryName(pooledBy("mean"), square), "All queries");
+});
+
+test("a number of things has the plural unless it is 1", () => {
+  const texts = [0, 1, 2, 1234].map((count) => layout.counted(count, "head"));
+  assert.deepEqual(texts, ["0 heads", "1 head", "2 heads", "1,234 heads"]);
 });
 
 test("tokens that are not patches of the grid are shown as matrices", () => {

@@ -23,8 +23,8 @@ export const AGGREGATES = [
   {
     method: "mean",
     title: "Mean attention",
-    what: "Averages the readout's attention over heads.",
-    limit: "It does not tell which head matters, nor what its values carry.",
+    what: "Averages the output query's attention over heads.",
+    limit: "It does not show which head matters or what the values contain.",
   },
   {
     method: "rollout",
@@ -123,7 +123,7 @@ export function createAggregates(session, menu) {
     if (!map || !occlusion || !session.attributions.has(method)) return " ";
     const change = -occlusion[indexOfMax(map)];
     const now = session.probabilities[session.target];
-    return `Its top patch hidden: ${percent(now)} → ${percent(now + change)}`;
+    return `Hiding its top patch: ${percent(now)} → ${percent(now + change)}`;
   }
 
   /** @param {Set<Change>} changes */

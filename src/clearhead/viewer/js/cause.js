@@ -84,7 +84,7 @@ export function createCause(session, actions, menu) {
   const element = node(
     "section",
     { class: "ch-panel ch-area-cause", "data-part": "cause", "aria-label": "Cause" },
-    panelHead("Cause", node("span", { class: "ch-note" }, "Change it and measure."), menu),
+    panelHead("Cause", node("span", { class: "ch-note" }, "Edit the model and see the effect."), menu),
     node(
       "div",
       { class: "ch-cause-group" },
@@ -194,11 +194,11 @@ export function createCause(session, actions, menu) {
     const target = session.className(session.target);
     const at = session.headIndex(session.layer, 0);
     if (session.state.head !== ALL_HEADS)
-      return `Set to zero, it changes P(${target}) by ${signed(effects[at + session.state.head], 3)}.`;
+      return `Setting it to zero changes P(${target}) by ${signed(effects[at + session.state.head], 3)}.`;
     const own = effects.subarray(at, at + (session.layers[session.layer]?.heads ?? 0));
     if (!own.length) return "";
     const strongest = indexOfMax(own.map(Math.abs));
-    return `Its strongest head is ${strongest}: set to zero, it changes P(${target}) by ${signed(own[strongest], 3)}.`;
+    return `Its strongest head is ${strongest}: setting it to zero changes P(${target}) by ${signed(own[strongest], 3)}.`;
   }
 
   return { element, draw };

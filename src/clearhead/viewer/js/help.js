@@ -32,7 +32,7 @@ const KEYS = [
       ["Enter", "pin it; pin a second one for the difference"],
       ["H", "hide its pixels"],
       ["M", "mask its key"],
-      ["Escape", "return to the readout"],
+      ["Escape", "return to the class token or pooling query"],
     ],
   ],
   [

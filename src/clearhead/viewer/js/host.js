@@ -5,6 +5,7 @@
 
 import { remoteEngine } from "./remote.js";
 import { decodeBase64 } from "./safetensors.js";
+import { request } from "./server.js";
 import { render } from "./viewer.js";
 
 /** @typedef {import("./types.js").Description} Description */
@@ -131,22 +132,6 @@ async function startServed(el) {
     status.setAttribute("role", "alert");
     status.textContent = error instanceof Error ? error.message : String(error);
   }
-}
-
-/**
- * An answer of the server; an Error with the server's own sentence if it refuses.
- * @param {string} address
- */
-async function request(address) {
-  let answer;
-  try {
-    answer = await fetch(address);
-  } catch {
-    throw new Error("The server does not answer. Is `clearhead open` still running?");
-  }
-  if (answer.ok) return answer;
-  const { error } = await answer.json().catch(() => ({ error: "" }));
-  throw new Error(error || `The server answered with status ${answer.status}.`);
 }
 
 /**

@@ -7,7 +7,7 @@ import { drawColorBar, node, panelHead, segmented, setText } from "./dom.js";
 import { GLOW, SIGNED_DARK } from "./colors.js";
 import { patchName, percent, shortNumber, signed } from "./layout.js";
 import { createGrid } from "./maps.js";
-import { READOUT, hasClassTokenIn, indexOfMax, maxAbsOf, maxOf, tokenLayout } from "./queries.js";
+import { READOUT, indexOfMax, maxAbsOf, maxOf, outputQueryName, tokenLayout } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
 /** @typedef {import("./session.js").Change} Change */
@@ -29,11 +29,7 @@ export function createInputPanel(session, actions, menu) {
   const size = node("span", { class: "ch-note" }, input ? `${input.width} × ${input.height} pixels` : "");
   const query = node("p", { class: "ch-query" });
   const effect = node("p", { class: "ch-measured" });
-  const readout = node(
-    "button",
-    { type: "button", class: "ch-button", click: () => session.update({ pins: [] }) },
-    "Readout",
-  );
+  const readout = node("button", { type: "button", class: "ch-button", click: () => session.update({ pins: [] }) });
   readout.addEventListener("pointerenter", () => session.setHover(READOUT));
   readout.addEventListener("pointerleave", () => session.setHover(null));
   const direction = segmented(
@@ -85,13 +81,13 @@ export function createInputPanel(session, actions, menu) {
     const tokens = tokenLayout(session.description, layer);
     if (!tokens.onGrid)
       return `The tokens of ${layer.name} are not the patches of this grid. Its matrix is shown below.`;
-    const readoutName = hasClassTokenIn(session.description) ? "The class token" : "The pooling query";
+    const outputQuery = `The ${outputQueryName(session.description, layer).toLowerCase()}`;
     const name = (/** @type {number} */ patch) =>
-      patch === READOUT || layer.queries === 1 ? readoutName : `The patch in ${patchName(patch, shape)}`;
+      patch === READOUT || layer.queries === 1 ? outputQuery : `The patch in ${patchName(patch, shape)}`;
     const { direction } = session.state;
     if (minus !== null && layer.queries === 1) return `${layer.name} has a single query: no difference.`;
     if (minus !== null)
-      return `Difference of ${patchName(active, shape)} (blue) and ${patchName(minus, shape)} (rose), in ${session.headName}.`;
+      return `Difference between ${patchName(active, shape)} (blue) and ${patchName(minus, shape)} (rose), in ${session.headName}.`;
     if (direction === "from" && active !== READOUT)
       return `Attention that the patch in ${patchName(active, shape)} receives, in ${session.headName}.`;
     if (active === READOUT && tokens.readout === "mean")
@@ -129,6 +125,9 @@ export function createInputPanel(session, actions, menu) {
     direction.set(session.state.direction);
     click.set(session.state.click);
     setText(note, CLICK_NOTES[session.state.click]);
+    const layer = session.layers[session.layer];
+    readout.hidden = !layer;
+    if (layer) setText(readout, outputQueryName(session.description, layer));
     readout.setAttribute("aria-pressed", String(!session.state.pins.length));
   }
 

@@ -173,6 +173,15 @@ export function percent(value) {
 }
 
 /**
+ * A number of things, such as "1 head" or "12 heads".
+ * @param {number} count
+ * @param {string} noun in the singular
+ */
+export function counted(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+/**
  * A number with a sign, and with a real minus sign.
  * @param {number} value
  * @param {number} [digits]

@@ -94,9 +94,10 @@ export function linkKeys(session, page) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName ?? ""))
       return;
-    if (event.key === "?") page.help.toggle();
-    else if (event.key === "r" && session.canRun) page.actions.reset();
-    else if (event.key === "t") session.update({ theme: session.theme === "dark" ? "light" : "dark" }, { push: false });
+    const key = event.key.toLowerCase(); // also with Caps Lock
+    if (key === "?") page.help.toggle();
+    else if (key === "r" && session.canRun) page.actions.reset();
+    else if (key === "t") session.update({ theme: session.theme === "dark" ? "light" : "dark" }, { push: false });
     else return;
     event.preventDefault();
   };

@@ -5,7 +5,7 @@
 import { GLOW, SIGNED_DARK, paintColors, tableIndex } from "./colors.js";
 import { contextOf, fitCanvas, node } from "./dom.js";
 import { cellAt, moveCell, patchName } from "./layout.js";
-import { READOUT, maxAbsOf, maxOf } from "./queries.js";
+import { READOUT, maxAbsOf, maxOf, outputQueryName } from "./queries.js";
 
 /** @typedef {import("./session.js").Session} Session */
 /** @typedef {import("./session.js").Change} Change */
@@ -104,7 +104,7 @@ export function createGrid(session, actions) {
       tabindex: "0",
       role: "application",
       "aria-label":
-        "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the readout.",
+        "Patch grid. Arrow keys choose a query patch, Enter pins it, H hides it, M masks it, Escape returns to the class token or pooling query.",
     },
     picture,
     overlay,
@@ -206,9 +206,11 @@ export function createGrid(session, actions) {
     drawOverlay();
     drawMarks();
     const hovered = session.hover;
+    const layer = session.layers[session.layer];
+    const outputQuery = layer ? outputQueryName(session.description, layer) : "";
     surface.setAttribute(
       "aria-description",
-      hovered === null || hovered === READOUT ? "Readout" : `Patch in ${patchName(hovered, grid)}`,
+      hovered !== null && hovered !== READOUT ? `Patch in ${patchName(hovered, grid)}` : outputQuery,
     );
   }
 

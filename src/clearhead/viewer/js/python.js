@@ -46,7 +46,8 @@ export function pythonLines(part, shown) {
     "import clearhead",
   ];
   if (part === "aggregates") imports.push("from clearhead import insight");
-  const body = needsEdits.length ? ["with edits:", ...indented(partLines(part, shown))] : partLines(part, shown);
+  const lines = [...lookNotes(part, shown.edits), ...partLines(part, shown)];
+  const body = needsEdits.length ? ["with edits:", ...indented(lines)] : lines;
   const first =
     part === "cause" && hasEdits(shown.edits)
       ? ["with torch.no_grad():", "    before = model(images).softmax(-1)[0]", ""]
@@ -115,6 +116,20 @@ function editContexts({ description, layers, edits, beta }) {
     );
   }
   return [...lines, ""];
+}
+
+/**
+ * Comments for the panels whose lines call `look`: their weights are the model's own, the viewer's are the edited ones.
+ * @param {PartName} part
+ * @param {Edits} edits
+ */
+function lookNotes(part, { heads, maskedPatches, beta }) {
+  if (part === "pad" || part === "bars" || part === "cause") return [];
+  const everywhere = maskedPatches.length > 0 || beta !== null;
+  return [
+    ...(everywhere ? ["# look records the weights before the edit of every layer"] : []),
+    ...heads.map(({ layer, head }) => `# look records the weights before the edit of ${layer}, head ${head}`),
+  ];
 }
 
 /**
@@ -245,13 +260,20 @@ function traceLines(shown) {
   const name = JSON.stringify(shown.layers[shown.layer]?.name ?? "");
   const head = shown.head === ALL_HEADS ? "" : `head=${shown.head}`;
   return [
-    "import clearhead",
-    "",
-    `model = ${shown.description.source}`,
-    "trace = clearhead.look(model, inputs)  # the inputs of the recorded pass",
+    ...(shown.description.kind === "trace" ? ["# trace = clearhead.look(model, inputs)"] : lookLines(shown)),
     `print(trace[${name}].weights(${head}))`,
     "",
   ].join("\n");
+}
+
+/** @param {Shown} shown */
+function lookLines({ description }) {
+  return [
+    "import clearhead",
+    "",
+    `model = ${description.source}`,
+    "trace = clearhead.look(model, inputs)  # the inputs of the recorded pass",
+  ];
 }
 
 /** @param {string[]} lines */

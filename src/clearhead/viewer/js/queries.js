@@ -1,7 +1,7 @@
 /**
  * What a query attends to, as a map of patches. Pure functions.
  *
- * A query is a patch (its index) or the readout (READOUT): the class token, the pooling query, or, where the output is
+ * A query is a patch (its index) or the output query (READOUT): the class token, the pooling query, or, where the output is
  * read from all tokens, the mean over all queries.
  */
 
@@ -18,7 +18,7 @@ export const ALL_HEADS = -1;
  * @typedef {object} TokenLayout
  * @property {boolean} onGrid whether the keys are patches, after `prefix` other tokens; otherwise a map is a matrix
  * @property {number} prefix class token and register tokens among the keys
- * @property {"single" | "token" | "mean"} readout row of the readout: the only one, the class token's, or the mean row
+ * @property {"single" | "token" | "mean"} readout row of the output query: the only one, the class token's, or the mean row
  * @property {number} patches
  */
 
@@ -41,6 +41,17 @@ export function tokenLayout(description, layer) {
 export function hasClassTokenIn(description) {
   const pooling = description.config?.pooling;
   return pooling === undefined ? description.num_prefix_tokens > 0 : pooling === "cls";
+}
+
+/**
+ * Name of the output query (READOUT) in a layer, for buttons.
+ * @param {Description} description
+ * @param {{queries: number, keys: number}} layer
+ * @returns {"Class token" | "Pooling query" | "All queries"}
+ */
+export function outputQueryName(description, layer) {
+  if (tokenLayout(description, layer).readout === "mean") return "All queries";
+  return hasClassTokenIn(description) ? "Class token" : "Pooling query";
 }
 
 /**

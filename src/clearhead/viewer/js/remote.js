@@ -6,6 +6,7 @@
  */
 
 import { parseSafetensors, parseSafetensorsMetadata } from "./safetensors.js";
+import { request } from "./server.js";
 
 /** @typedef {import("./types.js").Edits} Edits */
 /** @typedef {import("./types.js").Engine} Engine */
@@ -14,9 +15,6 @@ import { parseSafetensors, parseSafetensorsMetadata } from "./safetensors.js";
 /** @typedef {import("./types.js").Tensors} Tensors */
 
 /** @typedef {{tensors: Tensors, metadata: Record<string, string>}} Answer */
-
-/** seconds between two attempts if the server does not say how long to wait */
-const RETRY_SECONDS = 1;
 
 /**
  * @param {string} address of the model on the server
@@ -40,7 +38,9 @@ export function remoteEngine(address) {
     const header = JSON.stringify({ call, edits: { ...edits, beta: betaText(edits.beta) }, ...options });
     const body = new Blob([header, "\n", /** @type {BlobPart} */ (pixels)]);
     try {
-      return await post(`${address}/run`, body, controller.signal);
+      const answer = await request(`${address}/run`, { method: "POST", body, signal: controller.signal });
+      const bytes = await answer.arrayBuffer();
+      return { tensors: parseSafetensors(bytes), metadata: parseSafetensorsMetadata(bytes) };
     } catch (error) {
       if (controller.signal.aborted) return null;
       throw error;
@@ -85,39 +85,6 @@ export function remoteEngine(address) {
       for (const controller of current.values()) controller.abort();
     },
   };
-}
-
-/**
- * @param {string} address
- * @param {Blob} body
- * @param {AbortSignal} signal
- * @returns {Promise<Answer>}
- */
-async function post(address, body, signal) {
-  for (;;) {
-    const answer = await fetch(address, { method: "POST", body, signal });
-    if (answer.ok) {
-      const bytes = await answer.arrayBuffer();
-      return { tensors: parseSafetensors(bytes), metadata: parseSafetensorsMetadata(bytes) };
-    }
-    if (answer.status !== 503) {
-      const { error } = await answer.json().catch(() => ({ error: "" }));
-      throw new Error(error || `The server answered with status ${answer.status}.`);
-    }
-    await pause(Number(answer.headers.get("Retry-After")) || RETRY_SECONDS, signal);
-  }
-}
-
-/**
- * @param {number} seconds
- * @param {AbortSignal} signal
- * @returns {Promise<void>}
- */
-function pause(seconds, signal) {
-  return new Promise((resolve, reject) => {
-    signal.addEventListener("abort", () => reject(signal.reason), { once: true });
-    setTimeout(resolve, 1000 * seconds);
-  });
 }
 
 /**

@@ -222,8 +222,7 @@ export class Session {
         this.resultVersion = done;
         this.setResult(result, unedited ?? result);
       } catch (error) {
-        this.onError(error instanceof Error ? error.message : String(error));
-        break;
+        this.onError(error instanceof Error ? error.message : String(error)); // a newer input is still computed
       }
     }
     this.running = false;
@@ -331,7 +330,7 @@ export class Session {
     }
   }
 
-  /** The query whose map is shown: under the pointer, or the pinned ones, or the readout. @returns {ActiveQuery} */
+  /** The query whose map is shown: under the pointer, or the pinned ones, or the output query. @returns {ActiveQuery} */
   get activeQuery() {
     if (this.hover !== null) return { query: this.hover, minus: null };
     const [first, second] = this.state.pins;

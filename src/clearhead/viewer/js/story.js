@@ -187,19 +187,25 @@ export function createStory(session, grid, actions) {
       !session.engine
     )
       return;
-    searching = true;
-    const { version } = session;
+    const { engine, version } = session;
     const order = [...occlusion.keys()].sort((a, b) => occlusion[b] - occlusion[a]).slice(0, MAX_TRIES);
-    let best = { patch: order[0], logit: -Infinity };
-    for (const candidate of order) {
-      const edits = { ...session.state.edits, hiddenPatches: [candidate] };
-      const result = await session.engine.run(session.input.pixels, edits);
-      if (version !== session.version) break;
-      if (!result) continue;
-      const margin = result.logits[three] - Math.max(...result.logits.filter((_, i) => i !== three));
-      if (margin > best.logit) best = { patch: candidate, logit: margin };
+    let best = { patch: order[0], margin: -Infinity };
+    searching = true;
+    try {
+      for (const candidate of order) {
+        const edits = { ...session.state.edits, hiddenPatches: [candidate] };
+        const result = await engine.run(session.input.pixels, edits);
+        if (version !== session.version) break;
+        if (!result) continue;
+        const margin = result.logits[three] - Math.max(...result.logits.filter((_, i) => i !== three));
+        if (margin > best.margin) best = { patch: candidate, margin };
+      }
+    } catch (error) {
+      session.onError(error instanceof Error ? error.message : String(error));
+      return;
+    } finally {
+      searching = false;
     }
-    searching = false;
     if (version !== session.version || session.state.story !== "hide") return;
     patch = best.patch;
     grid.outline(patch);
@@ -211,10 +217,10 @@ export function createStory(session, grid, actions) {
     const before = measured.three ? ` (${percent(measured.three)})` : "";
     const turned = `One stroke turned a 3${before} into an 8 (${percent(measured.eight)}).`;
     if (measured.back <= 0.5) {
-      return `${turned} Without the patch with the largest effect, 8 has ${percent(session.probabilities[eight])}.`;
+      return `${turned} With the most influential patch hidden, P(8) is ${percent(session.probabilities[eight])}.`;
     }
-    const again = `Without one of ${count} patches, the model reads 3 again (${percent(measured.back)})`;
-    return `${turned} ${again}: it had used what you drew there.`;
+    const again = `With one of ${count} patches hidden, the model reads a 3 again (${percent(measured.back)}).`;
+    return `${turned} ${again} It relied on what you drew there.`;
   }
 
   function sentence() {
@@ -228,7 +234,7 @@ export function createStory(session, grid, actions) {
         const isTried = session.state.strokes.length > 1 && !session.penDown && !animation && predicted !== eight;
         if (!isTried) return "Close the left side of the 3.";
         const reading = `${session.className(predicted)} (${percent(session.probabilities[predicted])})`;
-        return `Still read as ${reading}. Undo, and join both ends of the 3 with its middle.`;
+        return `The model still reads ${reading}. Undo, and join both ends of the 3 to its middle.`;
       }
       case "hide":
         return patch === null ? "It is an 8 now. Measuring which patch made the difference …" : "Now hide that patch.";

@@ -18,7 +18,7 @@ import { createHeadPanel } from "./head_panel.js";
 import { createHelp, createToast } from "./help.js";
 import { createInputPanel } from "./input_panel.js";
 import { linkKeys, linkState, linkTheme } from "./links.js";
-import { percent, topTwo } from "./layout.js";
+import { counted, percent, topTwo } from "./layout.js";
 import { createPad } from "./pad.js";
 import { pythonLines } from "./python.js";
 import { parseSafetensors } from "./safetensors.js";
@@ -168,7 +168,7 @@ function buildPage(session) {
     node("div", { class: "ch-panel-tools" }, busy, copyLink, themeButton, iconButton("help", "Keys (?)", help.toggle)),
   );
   const notices = node("div", { class: "ch-notices" });
-  for (const line of description.unresolved) notices.append(node("p", { class: "ch-notice" }, `Not recorded: ${line}`));
+  for (const line of description.unresolved) notices.append(node("p", { class: "ch-notice" }, line));
   const problem = node("p", { class: "ch-notice ch-problem", role: "alert", hidden: true });
   notices.append(problem);
   const live = node("div", { class: "ch-hidden", role: "status", "aria-live": "polite" });
@@ -179,7 +179,7 @@ function buildPage(session) {
     header,
     notices,
     node(
-      "main",
+      "div",
       { class: "ch-instrument" },
       source?.element,
       input?.element,
@@ -232,9 +232,9 @@ function buildPage(session) {
     const count = weights.reduce((sum, [, { data }]) => sum + data.length, 0);
     const heads = session.layers.reduce((sum, { heads: n }) => sum + n, 0);
     const parts = [
-      count ? `${count.toLocaleString("en")} parameters` : "",
-      `${session.layers.length} attention layers`,
-      `${heads} heads`,
+      count ? counted(count, "parameter") : "",
+      counted(session.layers.length, "attention layer"),
+      counted(heads, "head"),
     ];
     setText(facts, parts.filter(Boolean).join(" · "));
   }
