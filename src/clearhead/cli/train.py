@@ -275,7 +275,7 @@ def demo(argv: Sequence[str]) -> int:
         print(f"  {path!s:37}  {title}")
     print(
         "\nNext:\n"
-        "  clearhead open runs/demo                         draw digits, see and change what the model attends to\n"
+        "  clearhead open runs/demo                         draw digits and look inside the model\n"
         "  clearhead predict runs/demo YOUR.png --invert    classify your own digit, dark on white\n"
         "  clearhead look runs/demo --sample 7              plot the attention for another digit\n"
         "  clearhead train mnist --name wide --model.width 96 --training.epochs 4\n"
