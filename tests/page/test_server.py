@@ -131,6 +131,7 @@ def test_the_command_prints_its_link_and_ctrl_c_ends_it(tmp_path):
     ("argv", "message"),
     [
         (["open", "missing"], "missing"),
+        (["open", "missing.py:b"], "missing.py"),
         (["open", "--port", "70000"], "65535"),
         (["open", "--model", "a.py:b"], "RUN"),
         (["open", "a.py:b", "--image", "28x28"], "--image"),
@@ -143,6 +144,7 @@ def test_the_command_prints_its_link_and_ctrl_c_ends_it(tmp_path):
 )
 def test_mistakes_are_reported_in_one_line(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("b = 1\n")
     assert cli.main(argv) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
