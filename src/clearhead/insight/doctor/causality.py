@@ -300,6 +300,8 @@ def leak_cause(depends: Dependency, patterns: list[AttentionPattern], module: Mo
     """Why outputs depend on later tokens, and how to fix it."""
     patterns = [p for p in patterns if p.weights.shape[-2:] == depends.amounts.shape and p.visibility != "other"]
     kinds = {pattern.visibility for pattern in patterns}
+    if any(pattern.is_over_queries for pattern in patterns):
+        return "the softmax is over the wrong axis: the weights of each key sum to 1, not those of each query"
     if late := [pattern for pattern in patterns if pattern.is_masked_after_softmax]:
         low = min(pattern.row_sums[0] for pattern in late)
         return f"the mask is applied after the softmax (rows sum to {low:.2f}, not 1); mask the scores before it"

@@ -63,6 +63,12 @@ class AttentionPattern:
         return num_queries == num_keys > 2 and not bool(self.weights.diagonal(dim1=-2, dim2=-1)[..., 1:].any())
 
     @property
+    def is_over_queries(self) -> bool:
+        """Whether the softmax is over the queries: columns sum to 1, and rows do not."""
+        sums = self.weights.sum(-2)
+        return self.row_sums[0] < 1 - 1e-3 and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+    @property
     def is_masked_after_softmax(self) -> bool:
         """Whether rows with zeros, and only those, sum to less than 1."""
         sums = self.weights.sum(-1)
