@@ -1,4 +1,4 @@
-"""What the viewer is told about a model: descriptions, weights, test images, and one-file HTML documents.
+"""What the viewer shows of a model: descriptions, weights, test images, and one-file HTML documents.
 
 The image that a module of the user's own expects is found in the attributes by which timm, Hugging Face and others name
 it. Importing this does not import torch, and neither does the shipped checkpoint.
